@@ -1,0 +1,26 @@
+"""Saguaro: exact, low-latency LLM inference by speculative speculative decoding.
+
+>>> from saguaro import LLM, SamplingParams
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from saguaro import errors, methods
+    from saguaro.config import EngineConfig, SamplingParams
+    from saguaro.serve.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__", "errors", "methods"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `saguaro --help` does not wait for torch."""
+    import importlib
+
+    homes = {"LLM": "saguaro.serve.llm", "EngineConfig": "saguaro.config", "SamplingParams": "saguaro.config"}
+    if name in homes:
+        return getattr(importlib.import_module(homes[name]), name)
+    if name in ("errors", "methods"):
+        return importlib.import_module(f"saguaro.{name}")
+    raise AttributeError(f"module 'saguaro' has no attribute {name!r}")

@@ -1,0 +1,153 @@
+"""From logits to tokens. Everything here is a pure function of tensors, row by row: R rows, V tokens.
+
+The token of a row is argmax(log p'(v) + g(seed, position, v)) with Gumbel noise g (DESIGN section 5): a sample of
+p', the distribution after penalties, bias, temperature, top-k, top-p and min-p, in that order. At temperature 0 it is
+the plain argmax. Removed tokens have score -inf. Ties at a threshold are kept, so no result depends on a sort.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from saguaro import rng
+
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How to sample each row; a value that does nothing switches its rule off."""
+
+    temperature: Tensor  # [R] float32, 0: greedy
+    top_k: Tensor  # [R] int64, <= 0: off
+    top_p: Tensor  # [R] float32, 1: off
+    min_p: Tensor  # [R] float32, 0: off
+    seeds: Tensor  # [R] int64
+    positions: Tensor  # [R] int64: of the token to come
+
+    def select(self, rows: Tensor) -> "Rules":
+        """The rules of some rows."""
+        return Rules(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+def choose(logits: Tensor, rules: Rules) -> Tensor:  # [R, V] float32 -> [R] int64
+    """The token of every row.
+
+    >>> one = torch.ones(1)
+    >>> rules = Rules(0 * one, one.long(), one, 0 * one, one.long(), one.long())
+    >>> choose(torch.tensor([[0.0, 3.0, 1.0]]), rules)
+    tensor([1])
+    """
+    tokens = logits.argmax(-1)
+    warm = rules.temperature.nonzero()[:, 0]
+    if len(warm):
+        rules = rules.select(warm)
+        tokens[warm] = pick(restrict(logits[warm], rules), rules.seeds, rules.positions)
+    return tokens
+
+
+def restrict(logits: Tensor, rules: Rules) -> Tensor:  # [R, V] -> [R, V] scores
+    """Temperature, then top-k, top-p and min-p; removed tokens score -inf."""
+    scores = logits / rules.temperature[:, None]
+    if bool((rules.top_k > 0).any()):
+        scores = keep_top_k(scores, rules.top_k)
+    if bool((rules.top_p < 1).any()):
+        scores = keep_top_p(scores, rules.top_p)
+    if bool((rules.min_p > 0).any()):
+        scores = keep_min_p(scores, rules.min_p)
+    return scores
+
+
+def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:  # [R, V], [R] int64
+    """Keep the k best of each row.
+
+    >>> keep_top_k(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([2]))
+    tensor([[-inf, 3., 2.]])
+    """
+    n_vocab = scores.shape[1]
+    k = torch.where(k > 0, k, n_vocab).clamp(max=n_vocab)
+    best = scores.topk(int(k.max()), dim=-1).values  # [R, k_max], descending
+    return scores.masked_fill(scores < best.gather(1, k[:, None] - 1), NEVER)
+
+
+def keep_top_p(scores: Tensor, p: Tensor, width: int = 1024) -> Tensor:  # [R, V], [R]
+    """Keep the fewest best tokens that together hold probability p.
+
+    >>> keep_top_p(torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([0.6])).exp()
+    tensor([[0.5000, 0.3000, 0.0000]])
+    """
+    n_vocab = scores.shape[1]
+    total = scores.logsumexp(-1, keepdim=True)
+    best = scores.topk(min(width, n_vocab), dim=-1).values  # [R, W], descending
+    held = (best - total).exp().cumsum(-1)
+    if width < n_vocab and bool((held[:, -1] < p).any()):  # the wanted mass lies deeper
+        return keep_top_p(scores, p, width=n_vocab)
+    n_kept = (held < p[:, None]).sum(-1, keepdim=True).clamp(max=best.shape[1] - 1)  # index of the last kept
+    floor = torch.where(p[:, None] < 1, best.gather(1, n_kept), NEVER)
+    return scores.masked_fill(scores < floor, NEVER)
+
+
+def keep_min_p(scores: Tensor, p: Tensor) -> Tensor:  # [R, V], [R]
+    """Keep tokens at least p times as likely as the likeliest.
+
+    >>> keep_min_p(torch.tensor([[0.6, 0.3, 0.1]]).log(), torch.tensor([0.4])).exp()
+    tensor([[0.6000, 0.3000, 0.0000]])
+    """
+    return scores.masked_fill(scores < scores.amax(-1, keepdim=True) + p.log()[:, None], NEVER)
+
+
+def pick(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:  # [R, V], [R], [R] -> [R]
+    """The noisy argmax: a sample of softmax(scores), a function of (scores, seed, position) alone.
+
+    >>> scores = torch.zeros(1, 5)
+    >>> pick(scores, torch.tensor([1]), torch.tensor([2])).equal(
+    ...     (scores + rng.gumbel_all(torch.tensor([1]), torch.tensor([2]), 5)).argmax(-1))
+    True
+    """
+    if scores.device.type == "cpu":
+        return _pick_pruned(scores, seeds, positions)
+    return (scores + rng.gumbel_all(seeds, positions, scores.shape[1])).argmax(-1)
+
+
+def _pick_pruned(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """pick(), drawing noise only for tokens that can still win: noise never exceeds GUMBEL_MAX."""
+    n_vocab = scores.shape[1]
+    best = scores.topk(min(8, n_vocab), dim=-1)  # [R, 8]
+    noise = rng.gumbel(*_pairs(seeds, positions, best.indices)).view_as(best.values)
+    bar = (best.values + noise).amax(-1, keepdim=True)  # [R, 1]: a score that is surely reached
+    rows, tokens = (scores + rng.GUMBEL_MAX >= bar).nonzero(as_tuple=True)
+    if 4 * len(rows) > scores.numel():  # a block of noise serves four tokens
+        return (scores + rng.gumbel_all(seeds, positions, n_vocab)).argmax(-1)
+    noisy = torch.full_like(scores, NEVER)
+    noisy[rows, tokens] = scores[rows, tokens] + rng.gumbel(seeds[rows], positions[rows], tokens)
+    return noisy.argmax(-1)
+
+
+def _pairs(seeds: Tensor, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[R], [R], [R, C] -> three of [R * C]."""
+    n = tokens.shape[1]
+    return seeds.repeat_interleave(n), positions.repeat_interleave(n), tokens.flatten()
+
+
+def penalise(
+    logits: Tensor,  # [V] float32, changed in place
+    seen: Tensor,  # [S] int64: distinct tokens of prompt and output
+    written: Tensor,  # [O] int64: distinct tokens of the output
+    counts: Tensor,  # [O] float32: how often each was written
+    repetition: float,
+    presence: float,
+    frequency: float,
+) -> None:
+    """Repetition (over prompt and output), presence and frequency penalties (over the output) of one row.
+
+    >>> row = torch.tensor([2.0, -2.0, 1.0])
+    >>> penalise(row, torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([3.0]), 2.0, 0.5, 0.1)
+    >>> row
+    tensor([ 1.0000, -4.8000,  1.0000])
+    """
+    if repetition != 1:
+        old = logits[seen]
+        logits[seen] = torch.where(old > 0, old / repetition, old * repetition)
+    if presence != 0 or frequency != 0:
+        logits[written] -= presence + frequency * counts

@@ -1,0 +1,183 @@
+"""What can be set: frozen dataclasses, checked when made, never read from the environment and never changed.
+
+The command line's flags and the Python API's keywords are these fields; a field's docstring is its help text.
+"""
+
+import difflib
+import math
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from saguaro.errors import ConfigError
+from saguaro.rng import MAX_SEED
+
+T = TypeVar("T")
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one request is decoded. The names are those of vLLM and the OpenAI API."""
+
+    max_tokens: int | None = 256
+    """Most tokens to generate; None fills the context."""
+    temperature: float = 1.0
+    """0 is greedy; larger is more random."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the likeliest tokens that hold this much probability."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the likeliest."""
+    repetition_penalty: float = 1.0
+    """Divide the logits of tokens seen in prompt or output; 1 is off."""
+    presence_penalty: float = 0.0
+    """Subtract from the logits of tokens seen in the output."""
+    frequency_penalty: float = 0.0
+    """Subtract from the logits of tokens per time seen in the output."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Add to the logits of these token ids."""
+    seed: int | None = None
+    """Fixes the noise; without one, a seed is drawn and reported."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the output; not part of it."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the output, beside the model's own."""
+    min_tokens: int = 0
+    """No end of text before this many tokens."""
+    ignore_eos: bool = False
+    """Go on past the model's end of text."""
+    logprobs: int | None = None
+    """Report each token's log-probability and this many alternatives."""
+    n: int = 1
+    """How many outputs for one prompt."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        _check_types(self)
+        _check("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "at least 1, or None")
+        _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 (greedy) or more")
+        _check("top_k", self.top_k, self.top_k >= -1, "0 (off) or more")
+        _check("top_p", self.top_p, 0 < self.top_p <= 1, "more than 0 and at most 1 (off)")
+        _check("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 (off) and 1")
+        _check("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "more than 0")
+        _check("presence_penalty", self.presence_penalty, -2 <= self.presence_penalty <= 2, "between -2 and 2")
+        _check("frequency_penalty", self.frequency_penalty, -2 <= self.frequency_penalty <= 2, "between -2 and 2")
+        for token, bias in self.logit_bias.items():
+            _check(f"logit_bias[{token}]", bias, token >= 0 and -math.inf < bias < math.inf, "a token id and a number")
+        _check("seed", self.seed, self.seed is None or 0 <= self.seed <= MAX_SEED, "between 0 and 2^63 - 1, or None")
+        _check("stop", self.stop, all(self.stop), "non-empty strings")
+        _check("min_tokens", self.min_tokens, self.min_tokens >= 0, "0 or more")
+        if self.max_tokens is not None:
+            _check("min_tokens", self.min_tokens, self.min_tokens <= self.max_tokens, f"at most max_tokens, {self.max_tokens}")
+        _check("logprobs", self.logprobs, self.logprobs is None or 0 <= self.logprobs <= 20, "between 0 and 20, or None")
+        _check("n", self.n, 1 <= self.n <= 64, "between 1 and 64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How an engine is built."""
+
+    method: str = "ar"
+    """The decoding method (see saguaro.methods)."""
+    device: str = "auto"
+    """cpu, cuda, cuda:N, or auto: a GPU if there is one."""
+    dtype: str = "auto"
+    """float32, bfloat16, or auto: float32 on a CPU, bfloat16 on a GPU."""
+    kv_memory: str = "auto"
+    """Memory for keys and values, such as 512MiB; auto: 512MiB on a CPU, 80% of what is free on a GPU."""
+    max_model_len: int | None = None
+    """Longest text, prompt and output together; None: what the model and the KV memory allow."""
+    max_batch_rows: int = 32
+    """Most requests decoded together."""
+    max_batch_tokens: int = 512
+    """Most tokens computed in one step; longer prompts are computed in chunks."""
+    page_size: int = 16
+    """Tokens per page of KV memory."""
+    prefix_caching: bool = True
+    """Reuse the keys and values of text computed before."""
+    threads: int | None = None
+    """CPU threads; None leaves torch's choice."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        kinds = ("auto", "float32", "bfloat16")
+        _check("dtype", self.dtype, self.dtype in kinds, f"one of {', '.join(kinds)}")
+        device = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
+        _check("device", self.device, device is not None, "auto, cpu, cuda or cuda:N")
+        if self.kv_memory != "auto":
+            parse_bytes(self.kv_memory, "kv_memory")
+        _check("max_model_len", self.max_model_len, self.max_model_len is None or self.max_model_len >= 2, "at least 2")
+        _check("max_batch_rows", self.max_batch_rows, self.max_batch_rows >= 1, "at least 1")
+        enough = self.max_batch_tokens >= self.max_batch_rows
+        _check("max_batch_tokens", self.max_batch_tokens, enough, f"at least max_batch_rows, {self.max_batch_rows}")
+        _check("page_size", self.page_size, self.page_size >= 1, "at least 1")
+        _check("threads", self.threads, self.threads is None or self.threads >= 1, "at least 1")
+
+
+def build(kind: type[T], **values: Any) -> T:
+    """Make a config from keywords; an unknown key is an error that names the nearest known one.
+
+    >>> build(SamplingParams, temprature=1.0)
+    Traceback (most recent call last):
+    saguaro.errors.ConfigError: unknown key 'temprature'; did you mean 'temperature'?
+    """
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+            raise ConfigError(f"unknown key {key!r}; {hint}")
+    return kind(**values)
+
+
+def parse_bytes(text: str, name: str = "size") -> int:
+    """Bytes of a written size.
+
+    >>> parse_bytes("512MiB"), parse_bytes("2GB"), parse_bytes("1.5 k")
+    (536870912, 2000000000, 1500)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", text.lower())
+    if match is None:
+        raise ConfigError(f"{name} is {text!r}; write a size such as 512MiB, 2GiB or 800MB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def format_bytes(n: int) -> str:
+    """A size as people read it.
+
+    >>> format_bytes(536870912), format_bytes(1300)
+    ('512.0 MiB', '1.3 KiB')
+    """
+    size = float(n)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _check(name: str, value: object, ok: bool, limit: str) -> None:
+    if not ok:
+        raise ConfigError(f"{name} is {value!r}; it must be {limit}")
+
+
+def _check_types(config: object) -> None:
+    """Every scalar field holds what its annotation says; a whole number may stand for a float."""
+    for name, hint in get_type_hints(type(config)).items():
+        kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        if not all(isinstance(kind, type) for kind in kinds):
+            continue  # containers are converted, not checked
+        allowed = (*kinds, int) if float in kinds else kinds
+        value = getattr(config, name)
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
+            raise ConfigError(f"{name} is {value!r}; it must be of type {wanted}")

@@ -1,0 +1,78 @@
+"""KV memory: how much of it there is, and the tensor itself."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from saguaro.config import EngineConfig, format_bytes, parse_bytes
+from saguaro.errors import CapacityError
+from saguaro.model.spec import ModelSpec
+
+DEFAULT_CPU = "512MiB"
+DEFAULT_GPU_SHARE = 0.8  # of the memory that is free once the weights are loaded
+
+
+@dataclass(frozen=True)
+class KVPlan:
+    """How the KV memory is cut."""
+
+    n_pages: int
+    page_size: int
+    bytes_per_token: int
+    max_length: int  # longest text that is served
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens the memory holds."""
+        return self.n_pages * self.page_size
+
+    @property
+    def n_bytes(self) -> int:
+        """Its size."""
+        return self.n_tokens * self.bytes_per_token
+
+
+def plan_kv(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> KVPlan:
+    """Cut the stated budget into pages; an error if it cannot hold one text of max_model_len."""
+    per_token = spec.kv_bytes_per_token(dtype)
+    budget = _budget(config, device)
+    # More than every row at full length can never be used.
+    useful = -(-spec.max_length // config.page_size) * config.max_batch_rows
+    n_pages = min(budget // (per_token * config.page_size), useful)
+    wanted = config.max_model_len or 2 * config.page_size
+    if n_pages * config.page_size < wanted:
+        need = -(-wanted // config.page_size) * config.page_size * per_token
+        raise CapacityError(
+            f"kv_memory {format_bytes(budget)} holds {n_pages * config.page_size} tokens "
+            f"({format_bytes(per_token)} each); {wanted} are needed: raise kv_memory to at least {format_bytes(need)}"
+            + (", or lower max_model_len" if config.max_model_len else "")
+        )
+    if config.max_model_len is not None and config.max_model_len > spec.max_length:
+        raise CapacityError(f"max_model_len is {config.max_model_len}; the model knows {spec.max_length} positions")
+    max_length = config.max_model_len or min(spec.max_length, n_pages * config.page_size)
+    return KVPlan(n_pages, config.page_size, per_token, max_length)
+
+
+def _budget(config: EngineConfig, device: torch.device) -> int:
+    if config.kv_memory != "auto":
+        return parse_bytes(config.kv_memory, "kv_memory")
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * DEFAULT_GPU_SHARE)
+    return parse_bytes(DEFAULT_CPU)
+
+
+class KVCache:
+    """Keys and values of every page and layer."""
+
+    def __init__(self, plan: KVPlan, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+        self.page_size = plan.page_size
+        # Untouched memory costs nothing on a CPU: the system gives pages when they are first written.
+        shape = (spec.n_layers, plan.n_pages, plan.page_size, spec.n_kv_heads, spec.head_dim)
+        self.keys = torch.empty(shape, device=device, dtype=dtype)  # [layers, pages, page_size, H_kv, d]
+        self.values = torch.empty(shape, device=device, dtype=dtype)
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:  # slots [T], k and v [T, H_kv, d]
+        """Store a step's keys and values."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, slots, k)
+        self.values[layer].flatten(0, 1).index_copy_(0, slots, v)

@@ -1,0 +1,66 @@
+"""One request: a text that grows, how it is to be decoded, and where it stands."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from saguaro.config import SamplingParams
+from saguaro.engine.pages import PageTable
+from saguaro.types import FinishReason, TokenLogprobs
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt being continued. `tokens` is the whole text; its first n_computed tokens have keys and values.
+
+        tokens   |--------- prompt ---------|--- output ---|
+                 |--- n_computed ---|--- n_pending --------|
+    """
+
+    id: str
+    prompt: Sequence[int]
+    params: SamplingParams
+    seed: int
+    eos_ids: frozenset[int] = frozenset()
+    speculates: bool = True
+    arrived: float = field(default_factory=time.perf_counter)
+    number: int = -1  # order of arrival; the scheduler counts
+    slot: int = -1  # row while running
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    table: PageTable = field(default_factory=PageTable)
+    n_computed: int = 0
+    n_cached: int = 0  # of the prompt, found in the prefix cache at the first admission
+    n_preempted: int = 0
+    finish_reason: FinishReason | None = None
+    first_token_at: float | None = None
+    finished_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+
+    @property
+    def n_pending(self) -> int:
+        """Tokens known but not computed; exactly one while decoding."""
+        return len(self.tokens) - self.n_computed
+
+    @property
+    def n_output(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - len(self.prompt)
+
+    @property
+    def output(self) -> list[int]:
+        """The generated tokens."""
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end the output."""
+        own = frozenset(self.params.stop_token_ids)
+        return own if self.params.ignore_eos else own | self.eos_ids
+
+    def finish(self, reason: FinishReason) -> None:
+        """No more tokens will come."""
+        self.finish_reason = reason
+        self.finished_at = time.perf_counter()

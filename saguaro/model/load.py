@@ -1,0 +1,72 @@
+"""From a name to a model: a local folder, a .gguf file, or a Hub id."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from saguaro.errors import DownloadError, ModelNotFound
+from saguaro.model.gguf import GGUFModel
+from saguaro.model.spec import read_spec
+from saguaro.model.transformer import Transformer
+from saguaro.model.weights import fill, safetensors_in
+
+HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt", "vocab.txt"]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory and where it came from."""
+
+    name: str
+    path: Path
+    model: Transformer
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+
+def locate(name: str, revision: str | None = None) -> Path:
+    """The folder or .gguf file a model name stands for; a Hub id is downloaded unless it is in the Hub's cache."""
+    path = Path(name).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    if path.is_file():
+        raise ModelNotFound(f"{path} is a file but not .gguf; give the folder that holds config.json")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and path.suffix != ".gguf":
+        return _from_hub(name, revision)
+    raise ModelNotFound(f"{name!r} is no folder, no .gguf file and no Hub id (owner/name); check the spelling")
+
+
+def load(name: str, path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
+    """Build the transformer and fill it from the folder or .gguf file at path."""
+    if path.suffix == ".gguf":
+        source = GGUFModel(path)
+        model = Transformer(source.spec, device, dtype)
+        fill(model, source.tensors(), path)
+        factors = source.rope_factors()
+        if factors is not None:
+            model.frequencies = model.frequencies / factors.to(device)
+    else:
+        model = Transformer(read_spec(path), device, dtype)
+        fill(model, safetensors_in(path), path)
+    return Loaded(name, path, model)
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+    except GatedRepoError as e:
+        raise ModelNotFound(f"{name} is gated; accept its licence on the Hub and log in with `hf auth login`") from e
+    except RepositoryNotFoundError as e:
+        raise ModelNotFound(f"{name!r} is neither a local folder nor a model on the Hub; check the spelling") from e
+    except LocalEntryNotFoundError as e:
+        raise DownloadError(f"{name} is not in the Hub's cache and the Hub cannot be reached; check the network") from e
+    except OSError as e:
+        raise DownloadError(f"{name} could not be downloaded from the Hub ({e}); check network and disk space") from e

@@ -1,0 +1,129 @@
+"""Llama, Mistral, Qwen2 and Qwen3 as one module. It knows tokens and positions; of requests and pages it knows nothing.
+
+A step is flat: T tokens of any number of sequences. What a token may see is the attention's business, which the
+caller passes in. Weights are held as [in, out] and applied as x @ W; how that matrix lies in memory is chosen for the
+device (`matrix`): row-major on a CPU, where a product of few rows then reads it at full bandwidth (bench/linear.py),
+column-major on a GPU, as the checkpoints have it.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from saguaro.model.spec import ModelSpec
+
+
+class Attention(Protocol):
+    """Attends the step's queries to everything they may see, the step's own keys included."""
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [T, H, d], k and v [T, H_kv, d] -> [T, H * d]."""
+
+
+def matrix(n_in: int, n_out: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
+    """An empty [in, out] weight in the memory order that suits the device."""
+    if device.type == "cpu":
+        empty = torch.empty(n_in, n_out, device=device, dtype=dtype)
+    else:
+        empty = torch.empty(n_out, n_in, device=device, dtype=dtype).t()
+    return nn.Parameter(empty, requires_grad=False)
+
+
+def vector(n: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
+    """An empty [n] weight."""
+    return nn.Parameter(torch.empty(n, device=device, dtype=dtype), requires_grad=False)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # [T, in], [in, out], [out] -> [T, out]
+    """x @ W, plus the bias if there is one."""
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [T, h, d], [T, 1, d], [T, 1, d]
+    """Rotary position embedding; the second half of a head is the other coordinate of the first."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((x[..., half:], x[..., :half]), -1)  # the minus sign lives in sin
+    return x * cos + turned * sin
+
+
+class Layer(nn.Module):
+    """One transformer block: attention and gated MLP, each behind a norm and added to the stream."""
+
+    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.head_dim = spec.n_heads, spec.n_kv_heads, spec.head_dim
+        self.eps = spec.norm_eps
+        n_q, n_kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+        self.norm1 = vector(spec.hidden, device, dtype)
+        self.qkv = matrix(spec.hidden, n_q + 2 * n_kv, device, dtype)
+        self.qkv_bias = vector(n_q + 2 * n_kv, device, dtype) if spec.has_qkv_bias else None
+        self.q_norm = vector(spec.head_dim, device, dtype) if spec.has_qk_norm else None
+        self.k_norm = vector(spec.head_dim, device, dtype) if spec.has_qk_norm else None
+        self.out = matrix(n_q, spec.hidden, device, dtype)
+        self.out_bias = vector(spec.hidden, device, dtype) if spec.has_output_bias else None
+        self.norm2 = vector(spec.hidden, device, dtype)
+        self.gate_up = matrix(spec.hidden, 2 * spec.intermediate, device, dtype)
+        self.gate_up_bias = vector(2 * spec.intermediate, device, dtype) if spec.has_mlp_bias else None
+        self.down = matrix(spec.intermediate, spec.hidden, device, dtype)
+        self.down_bias = vector(spec.hidden, device, dtype) if spec.has_mlp_bias else None
+
+    def forward(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+        """x [T, D] -> [T, D]."""
+        q, k, v = self._heads(F.rms_norm(x, x.shape[-1:], self.norm1, self.eps), cos, sin)
+        x = x + product(attention.run(index, q, k, v), self.out, self.out_bias)
+        gate, up = product(
+            F.rms_norm(x, x.shape[-1:], self.norm2, self.eps), self.gate_up, self.gate_up_bias
+        ).chunk(2, -1)
+        return x + product(F.silu(gate) * up, self.down, self.down_bias)
+
+    def _heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, D] -> rotated q [T, H, d], rotated k [T, H_kv, d], v [T, H_kv, d]."""
+        n_q, n_kv = self.n_heads, self.n_kv_heads
+        heads = product(x, self.qkv, self.qkv_bias).view(len(x), n_q + 2 * n_kv, self.head_dim)
+        qk, v = heads[:, : n_q + n_kv], heads[:, n_q + n_kv :]
+        if self.q_norm is not None and self.k_norm is not None:
+            q = F.rms_norm(qk[:, :n_q], (self.head_dim,), self.q_norm, self.eps)
+            k = F.rms_norm(qk[:, n_q:], (self.head_dim,), self.k_norm, self.eps)
+            qk = torch.cat((q, k), 1)
+        qk = rotate(qk, cos, sin)
+        return qk[:, :n_q], qk[:, n_q:], v
+
+
+class Transformer(nn.Module):
+    """A decoder-only language model. Its weights are empty until saguaro.model.weights fills them."""
+
+    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.spec, self.device, self.dtype = spec, device, dtype
+        self.head = matrix(spec.hidden, spec.n_vocab, device, dtype)
+        self.embedding: Tensor = self.head.t()  # [V, D]: a view when tied
+        if not spec.is_tied:
+            self.embedding = nn.Parameter(
+                torch.empty(spec.n_vocab, spec.hidden, device=device, dtype=dtype), requires_grad=False
+            )
+        self.layers = nn.ModuleList(Layer(spec, device, dtype) for _ in range(spec.n_layers))
+        self.norm = vector(spec.hidden, device, dtype)
+        self.frequencies = spec.rope.frequencies(spec.head_dim).to(device)  # [d / 2]
+
+    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """tokens [T] int64, positions [T] int64 -> hidden states [T, D], before the last norm."""
+        x = self.embedding.index_select(0, tokens)
+        cos, sin = self._angles(positions)
+        for index, layer in enumerate(self.layers):
+            x = layer(index, x, cos, sin, attention)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:  # [L, D] -> [L, V] float32
+        """What the model says next, after each of these hidden states."""
+        return torch.mm(F.rms_norm(hidden, hidden.shape[-1:], self.norm, self.spec.norm_eps), self.head).float()
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [T] -> cos and sin [T, 1, d]; sin is negative on the first half (see rotate)."""
+        angle = positions[:, None].float() * self.frequencies  # [T, d / 2]
+        cos, sin = angle.cos(), angle.sin()
+        return (
+            torch.cat((cos, cos), -1)[:, None].to(self.dtype),
+            torch.cat((-sin, sin), -1)[:, None].to(self.dtype),
+        )

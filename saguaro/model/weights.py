@@ -1,0 +1,105 @@
+"""Fill a Transformer from safetensors or GGUF, one tensor at a time: there is never a second full copy.
+
+`destinations` names, for every tensor of a Hugging Face checkpoint, the slice of our fused weights it belongs in.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from saguaro.errors import CorruptModel, ModelNotFound
+from saguaro.model.spec import ModelSpec, read_json
+from saguaro.model.transformer import Layer, Transformer
+
+IGNORED = (".rotary_emb.inv_freq",)  # old checkpoints store what the config already says
+
+
+@torch.no_grad()
+def fill(model: Transformer, tensors: Iterator[tuple[str, Tensor]], source: Path) -> None:
+    """Copy every tensor to its place; missing, unknown or misshapen ones are errors."""
+    places = destinations(model)
+    missing = set(places)
+    for name, tensor in tensors:
+        if name.endswith(IGNORED) or (name == "lm_head.weight" and model.spec.is_tied):
+            continue
+        if name not in places:
+            raise CorruptModel(f"{source} holds {name!r}, which {model.spec.architecture} does not have")
+        place = places[name]
+        if place.shape != tensor.shape:
+            raise CorruptModel(
+                f"{name!r} in {source} is {list(tensor.shape)}; config.json says {list(place.shape)}: "
+                "weights and config do not belong together"
+            )
+        place.copy_(tensor.to(place.dtype))
+        missing.discard(name)
+    if missing:
+        some = ", ".join(sorted(missing)[:3])
+        raise CorruptModel(f"{source} lacks {len(missing)} tensors ({some}, ...); download the model again")
+
+
+def destinations(model: Transformer) -> dict[str, Tensor]:
+    """Hugging Face tensor name -> the [out, in] (or [n]) view it fills."""
+    places = {"model.embed_tokens.weight": model.embedding.data, "model.norm.weight": model.norm.data}
+    if not model.spec.is_tied:
+        places["lm_head.weight"] = model.head.data.t()
+    for index, layer in enumerate(model.layers):
+        assert isinstance(layer, Layer)
+        places |= {f"model.layers.{index}.{name}": place for name, place in _layer_places(layer, model.spec).items()}
+    return places
+
+
+def _layer_places(layer: Layer, spec: ModelSpec) -> dict[str, Tensor]:
+    n_q, n_kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    parts = {
+        "self_attn": (layer.qkv, layer.qkv_bias, {"q_proj": n_q, "k_proj": n_kv, "v_proj": n_kv}),
+        "self_attn.": (layer.out, layer.out_bias, {"o_proj": spec.hidden}),
+        "mlp": (layer.gate_up, layer.gate_up_bias, {"gate_proj": spec.intermediate, "up_proj": spec.intermediate}),
+        "mlp.": (layer.down, layer.down_bias, {"down_proj": spec.hidden}),
+    }
+    places = {"input_layernorm.weight": layer.norm1.data, "post_attention_layernorm.weight": layer.norm2.data}
+    if layer.q_norm is not None and layer.k_norm is not None:
+        places |= {"self_attn.q_norm.weight": layer.q_norm.data, "self_attn.k_norm.weight": layer.k_norm.data}
+    for block, (weight, bias, widths) in parts.items():
+        start = 0
+        for name, width in widths.items():
+            stem = f"{block.rstrip('.')}.{name}"
+            places[f"{stem}.weight"] = weight.data.t()[start : start + width]
+            if bias is not None:
+                places[f"{stem}.bias"] = bias.data[start : start + width]
+            start += width
+    return places
+
+
+def safetensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a model folder, single file or sharded."""
+    for path in safetensors_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = list(file.keys())
+        except (SafetensorError, OSError) as e:
+            raise CorruptModel(f"{path} is damaged or truncated ({e}); download it again") from e
+        for name in names:
+            # Reopened for every tensor, so that pages of the mapped file read so far do not stay in memory.
+            with safe_open(path, framework="pt") as file:
+                yield name, file.get_tensor(name)
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """The weight files of a model folder, all present."""
+    index = folder / "model.safetensors.index.json"
+    single = folder / "model.safetensors"
+    if index.exists():
+        files = [folder / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
+    elif single.exists():
+        files = [single]
+    else:
+        has_bin = any(folder.glob("pytorch_model*.bin"))
+        hint = "only pytorch_model.bin, which Saguaro does not unpickle; convert it" if has_bin else "none"
+        raise ModelNotFound(f"{folder} holds no model.safetensors ({hint}); Saguaro reads safetensors and GGUF")
+    for path in files:
+        if not path.exists():
+            raise CorruptModel(f"{path} is missing, though the index names it; download the model again")
+    return files

@@ -1,0 +1,100 @@
+"""Counter-based noise: the only randomness in the engine (DESIGN section 5).
+
+The noise of a token is a function of (request seed, position, token) and of nothing else: not of the batch, the
+method, the device or the number of calls before. It is Philox4x32-10, so the bits are the same everywhere.
+
+    key     = (seed low 32 bits, seed high 32 bits)
+    counter = (token // 4, position, 0, DOMAIN)      one block serves four neighbouring tokens
+    lane    = token % 4
+"""
+
+import secrets
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from numpy.typing import NDArray
+
+Words = TypeVar("Words", Tensor, NDArray[np.int64])  # 32-bit words in int64, on a device or on the host
+
+DOMAIN = 0x5A6  # keeps this use of a seed apart from any later one
+MAX_SEED = 2**63 - 1
+_LOW = 0xFFFFFFFF
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+
+# The largest and the smallest value gumbel() can return: the least u is 2^-33, the greatest 1 - 2^-24.
+GUMBEL_MAX = 22.8739
+GUMBEL_MIN = -2.8116
+
+
+def fresh_seed() -> int:
+    """A seed nobody chose, below 2^53 so that JSON keeps it exact."""
+    return secrets.randbits(53)
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """Seed of the index-th of several samples of one request; index 0 is the request's own (splitmix64).
+
+    >>> derive_seed(7, 0), derive_seed(7, 1) == derive_seed(7, 1), derive_seed(7, 1) != derive_seed(8, 1)
+    (7, True, True)
+    """
+    if index == 0:
+        return seed
+    z = (seed + index * 0x9E3779B97F4A7C15) & (2**64 - 1)
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return (z ^ (z >> 31)) >> 11
+
+
+def philox(
+    c0: Words, c1: Words, c2: Words, c3: Words, k0: Words, k1: Words
+) -> tuple[Words, Words, Words, Words]:
+    """Philox4x32-10 on int64 arrays that hold 32-bit words; the arguments broadcast.
+
+    >>> zero = torch.zeros(1, dtype=torch.int64)
+    >>> [hex(int(x)) for x in philox(zero, zero, zero, zero, zero, zero)]
+    ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
+    """
+    for _ in range(10):
+        # The products wrap modulo 2^64; the mask after the arithmetic shift keeps the right 32 bits.
+        p0, p1 = c0 * _M0, c2 * _M1
+        c0, c1, c2, c3 = ((p1 >> 32) & _LOW) ^ c1 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ c3 ^ k1, p0 & _LOW
+        k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
+    return c0, c1, c2, c3
+
+
+def gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+    """Gumbel noise of the given tokens: seeds, positions and tokens are [P] int64 -> [P] float32.
+
+    >>> five, nine = torch.tensor([5, 5]), torch.tensor([9, 9])
+    >>> some = gumbel(five, nine, torch.tensor([6, 1]))
+    >>> bool((some == gumbel_all(five[:1], nine[:1], 8)[0, [6, 1]]).all())
+    True
+    """
+    lanes = _lanes(seeds, positions, tokens >> 2)  # [P, 4]
+    return _to_gumbel(lanes.gather(-1, (tokens & 3)[..., None])[..., 0])
+
+
+def gumbel_all(seeds: Tensor, positions: Tensor, n_vocab: int) -> Tensor:
+    """Gumbel noise of every token: seeds [R], positions [R] -> [R, V] float32."""
+    blocks = torch.arange((n_vocab + 3) // 4, device=seeds.device)
+    lanes = _lanes(seeds[:, None], positions[:, None], blocks[None])  # [R, V/4, 4]
+    return _to_gumbel(lanes.flatten(1)[:, :n_vocab])
+
+
+def _lanes(seeds: Tensor, positions: Tensor, blocks: Tensor) -> Tensor:
+    """The four words of each block, [..., 4] int64."""
+    zero = torch.zeros_like(positions)
+    words = (blocks, positions, zero, zero + DOMAIN, seeds & _LOW, (seeds >> 32) & _LOW)
+    if blocks.device.type == "cpu":  # the same arithmetic through numpy: a tenth of the overhead per operation
+        return torch.from_numpy(np.stack(philox(*(w.numpy() for w in words)), axis=-1))
+    return torch.stack(philox(*words), dim=-1)
+
+
+def _to_gumbel(bits: Tensor) -> Tensor:
+    """-log(-log(1 - u)), u in [2^-33, 1 - 2^-24]: fine-grained where the noise is large, that is, where it wins."""
+    u = ((bits.to(torch.float32) + 0.5) * 2.0**-32).clamp_(max=1.0 - 2.0**-24)
+    return u.neg_().log1p_().neg_().log_().neg_()

@@ -1,0 +1,248 @@
+"""The engine as its users see it: requests in, deltas out, one step at a time.
+
+It joins the parts: a loaded model, KV memory, scheduler, verifier, link. Every request that `add` accepts gets exactly
+one delta with a finish reason.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from saguaro import rng
+from saguaro.config import EngineConfig, SamplingParams
+from saguaro.engine.attention import SDPAttention
+from saguaro.engine.kv import KVCache, KVPlan, plan_kv
+from saguaro.engine.pages import PagePool
+from saguaro.engine.request import Request
+from saguaro.engine.runner import Runner
+from saguaro.engine.sampler import Sampler
+from saguaro.engine.scheduler import Commit, Scheduler
+from saguaro.engine.verifier import Verifier
+from saguaro.errors import ConfigError, UnknownRequest
+from saguaro.methods import find_method
+from saguaro.model.load import Loaded, load
+from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
+from saguaro.round import Round
+from saguaro.serve.results import Completion, Delta, Result, timings_of
+from saguaro.transport.silent import Silent
+from saguaro.types import DraftLink, FinishReason
+
+
+@dataclass
+class _Output:
+    """One of a request's n outputs while it grows."""
+
+    request: Request
+    index: int
+    stream: TextStream
+    stop_reason: str | int | None = None
+
+
+@dataclass
+class _Job:
+    """A prompt and its n outputs."""
+
+    id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[_Output]
+
+
+class Engine:
+    """A model that serves requests."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        link: DraftLink | None = None,
+        lookahead: int = 0,
+    ) -> None:
+        self.method = find_method(config.method)
+        spec, device, dtype = loaded.model.spec, loaded.model.device, loaded.model.dtype
+        self.loaded, self.tokenizer, self.config = loaded, tokenizer, config
+        self.kv: KVPlan = plan_kv(config, spec, device, dtype)
+        self.pool = PagePool(self.kv.n_pages, self.kv.page_size, config.prefix_caching)
+        self.scheduler = Scheduler(
+            self.pool,
+            max_length=self.kv.max_length,
+            max_rows=config.max_batch_rows,
+            max_tokens=config.max_batch_tokens,
+            lookahead=lookahead,
+        )
+        runner = Runner(loaded.model, SDPAttention(KVCache(self.kv, spec, device, dtype)))
+        verifier = Verifier(runner, Sampler(min(tokenizer.n_vocab, spec.n_vocab)), self.kv.page_size)
+        self.round = Round(self.scheduler, verifier, link if link is not None else Silent())
+        eos = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
+        self.eos_ids = frozenset([*spec.eos_ids, *eos])
+        self._jobs: dict[str, _Job] = {}
+        self._by_request: dict[Request, tuple[_Job, _Output]] = {}
+        self._early: list[Delta] = []  # of outputs that ended outside a step
+        self._n_added = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.scheduler.has_work or bool(self._early)
+
+    def add(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        text: str | None = None,
+    ) -> str:
+        """Queue a prompt (text or token ids) and return its id; raises if it can never be served."""
+        params = params or SamplingParams()
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check(tokens, params)
+        request_id = request_id if request_id is not None else f"request-{self._n_added}"
+        if request_id in self._jobs:
+            raise ConfigError(f"request id {request_id!r} is in use; choose another")
+        seed = params.seed if params.seed is not None else rng.fresh_seed()
+        job = _Job(request_id, prompt if isinstance(prompt, str) else text, tokens, [])
+        for index in range(params.n):
+            request = Request(
+                id=f"{request_id}/{index}",
+                prompt=tokens,
+                params=params,
+                seed=rng.derive_seed(seed, index),
+                eos_ids=self.eos_ids,
+            )
+            self.scheduler.add(request)  # refuses all outputs of a prompt or none: they are alike
+            output = _Output(request, index, TextStream(self.tokenizer, params.stop))
+            job.outputs.append(output)
+            self._by_request[request] = (job, output)
+        self._jobs[request_id] = job
+        self._n_added += 1
+        return request_id
+
+    def step(self) -> list[Delta]:
+        """Play one round; what it added, output by output."""
+        deltas, self._early = self._early, []
+        for commit in self.round.play():
+            deltas.append(self._delta(commit))
+        return deltas
+
+    def abort(self, request_id: str) -> None:
+        """End all outputs of a request; their last deltas come with the next step."""
+        job = self._jobs.get(request_id)
+        if job is None:
+            raise UnknownRequest(f"request {request_id!r} is not running; it may have finished")
+        for output in job.outputs:
+            if output.request.finish_reason is None:
+                self.scheduler.abort(output.request)
+                self._early.append(self._last_delta(job, output, "", []))
+
+    def result(self, request_id: str) -> Result:
+        """The result of a request whose outputs have all finished; the engine forgets it."""
+        job = self._jobs.get(request_id)
+        if job is None:
+            raise UnknownRequest(f"request {request_id!r} is not known; its result was taken, or it never was")
+        if any(output.request.finish_reason is None for output in job.outputs):
+            raise UnknownRequest(f"request {request_id!r} has not finished; step until it has")
+        del self._jobs[request_id]
+        for output in job.outputs:
+            del self._by_request[output.request]
+        return Result(job.id, job.prompt, job.prompt_token_ids, [_completion(output) for output in job.outputs])
+
+    def close(self) -> None:
+        """Give back what the link holds."""
+        self.round.draft.close()
+
+    def _check(self, tokens: Sequence[int], params: SamplingParams) -> None:
+        n_vocab = self.loaded.model.spec.n_vocab
+        named = [("prompt", tokens), ("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)]
+        for name, ids in named:
+            for token in ids:
+                if not isinstance(token, int) or not 0 <= token < n_vocab:
+                    raise ConfigError(f"{name} names token {token!r}; ids go from 0 to {n_vocab - 1}")
+
+    def _delta(self, commit: Commit) -> Delta:
+        request = commit.request
+        job, output = self._by_request[request]
+        if request.first_token_at is None:
+            request.first_token_at = time.perf_counter()
+        pieces = []
+        tokens, logprobs = list(commit.tokens), list(commit.logprobs)
+        for count, token in enumerate(commit.tokens, 1):
+            if token in request.stop_ids:
+                output.stop_reason = token
+                break  # it is in token_ids, and not in the text
+            pieces.append(output.stream.push(token))
+            if output.stream.stopped_by is not None:
+                self._stop_at(output, len(tokens) - count)
+                tokens, logprobs = tokens[:count], logprobs[:count]
+                break
+        if request.finish_reason is not None:
+            return self._last_delta(job, output, "".join(pieces), tokens, logprobs)
+        return Delta(job.id, output.index, "".join(pieces), tokens, logprobs)
+
+    def _stop_at(self, output: _Output, n_beyond: int) -> None:
+        """A stop string ended the output n_beyond tokens before its end."""
+        request = output.request
+        if n_beyond:
+            del request.tokens[-n_beyond:]
+            del request.logprobs[request.n_output :]
+        if request.finish_reason is None:
+            self.scheduler.abort(request, "stop")
+        request.finish_reason = "stop"
+        output.stop_reason = output.stream.stopped_by
+
+    def _last_delta(
+        self, job: _Job, output: _Output, text: str, tokens: list[int], logprobs: Sequence = ()
+    ) -> Delta:
+        text += output.stream.finish()
+        if output.stream.stopped_by is not None and output.stop_reason is None:
+            output.request.finish_reason = "stop"
+            output.stop_reason = output.stream.stopped_by
+        reason: FinishReason | None = output.request.finish_reason
+        return Delta(job.id, output.index, text, tokens, list(logprobs), reason, output.stop_reason)
+
+
+def _completion(output: _Output) -> Completion:
+    request = output.request
+    assert request.finish_reason is not None
+    return Completion(
+        index=output.index,
+        text=output.stream.text,
+        token_ids=request.output,
+        finish_reason=request.finish_reason,
+        stop_reason=output.stop_reason,
+        seed=request.seed,
+        logprobs=request.logprobs if request.params.logprobs is not None else None,
+        timings=timings_of(request),
+    )
+
+
+def build_engine(name: str, path: Path, config: EngineConfig, tokenizer: Path | None = None) -> Engine:
+    """Load a model from a folder or .gguf file and build an engine around it."""
+    find_method(config.method)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = _device(config)
+    dtype = _dtype(config, device)
+    loaded = load(name, path, device, dtype)
+    return Engine(loaded, load_tokenizer(tokenizer or path, loaded.model.spec.n_vocab), config)
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(config.device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device is {config.device!r}; this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    if config.dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return torch.float32 if config.dtype == "float32" else torch.bfloat16
+
+
