@@ -4,6 +4,7 @@ A backend is planned once per step and run once per layer. The SDPA backend take
 arithmetic does not depend on its neighbours.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,8 +15,6 @@ from torch import Tensor
 from saguaro.engine.kv import KVCache
 from saguaro.engine.layout import Layout
 
-FOLD = 16  # up to this many query tokens, query heads are folded into the query axis instead of repeating keys
-
 
 class AttentionBackend(Protocol):
     """Writes a step's keys and values to the cache and attends its queries to everything before them."""
@@ -23,8 +22,8 @@ class AttentionBackend(Protocol):
     def plan(self, layout: Layout) -> None:
         """Take the next step's layout."""
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [T, H, d], k and v [T, H_kv, d] -> [T, H * d]."""
+    def run(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        """q [T, H, d], kv [T, 2 * H_kv, d] (keys, then values) -> [T, H * d]."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,9 @@ class _Row:
     start: int  # of its queries in the flat step
     stop: int
     length: int  # keys it sees
-    run: slice | None  # its pages, where they follow one another in memory: no copy is needed
-    pages: Tensor | None  # [P] int64 otherwise
-    mask: Tensor | None  # [n, length] additive, or None where every query sees every key
+    first: int  # slot of its first key, where its pages follow one another in memory: no copy is needed
+    slots: Tensor | None  # [length] int64 otherwise
+    mask: Tensor | None  # additive, or None where every query sees every key
 
 
 class SDPAttention:
@@ -52,31 +51,45 @@ class SDPAttention:
         self._slots = torch.empty(0, dtype=torch.int64)
 
     def plan(self, layout: Layout) -> None:
-        """Find each row's pages and mask."""
+        """Find each row's keys and mask."""
         self._slots = layout.slots
-        self._rows = []
-        dtype, device = self._cache.keys.dtype, self._cache.keys.device
-        for index, (length, pages) in enumerate(zip(layout.lengths, layout.pages, strict=True)):
-            start, stop = layout.starts[index], layout.starts[index + 1]
-            used = list(pages[: -(-length // self._cache.page_size)])
-            is_run = used == list(range(used[0], used[0] + len(used)))
-            self._rows.append(
-                _Row(
-                    start=start,
-                    stop=stop,
-                    length=length,
-                    run=slice(used[0], used[0] + len(used)) if is_run else None,
-                    pages=None if is_run else torch.tensor(used, device=device),
-                    mask=None if stop - start == 1 else causal_mask(stop - start, length, dtype, device),
-                )
-            )
+        self._rows = [self._row(layout, index) for index in range(len(layout.lengths))]
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
         """See AttentionBackend.run."""
-        self._cache.write(layer, self._slots, k, v)
+        self._cache.write(layer, self._slots, kv)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        outs = [_attend(q[row.start : row.stop], _gather(keys, row), _gather(values, row), row.mask) for row in self._rows]
-        return (outs[0] if len(outs) == 1 else torch.cat(outs)).flatten(1)
+        if len(self._rows) == 1:
+            row = self._rows[0]
+            return _attend(q, _gather(keys, row), _gather(values, row), row.mask)
+        outs = [
+            _attend(q[row.start : row.stop], _gather(keys, row), _gather(values, row), row.mask) for row in self._rows
+        ]
+        return torch.cat(outs)
+
+    def _row(self, layout: Layout, index: int) -> _Row:
+        cache, length = self._cache, layout.lengths[index]
+        start, stop = layout.starts[index], layout.starts[index + 1]
+        pages = layout.pages[index][: -(-length // cache.page_size)]
+        is_run = all(page == pages[0] + i for i, page in enumerate(pages))
+        return _Row(
+            start=start,
+            stop=stop,
+            length=length,
+            first=pages[0] * cache.page_size,
+            slots=None if is_run else slots_of(pages, length, cache.page_size).to(cache.device),
+            mask=None if stop - start == 1 else causal_mask(stop - start, length, cache.dtype, cache.device),
+        )
+
+
+def slots_of(pages: Sequence[int], length: int, page_size: int) -> Tensor:  # [length] int64
+    """The slot of every token of a text.
+
+    >>> slots_of([3, 1], 6, page_size=4)
+    tensor([12, 13, 14, 15,  4,  5])
+    """
+    first = torch.tensor(pages, dtype=torch.int64)[:, None] * page_size
+    return (first + torch.arange(page_size)).flatten()[:length]
 
 
 def causal_mask(n: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # [n, length]
@@ -91,21 +104,19 @@ def causal_mask(n: int, length: int, dtype: torch.dtype, device: torch.device) -
     return torch.zeros(n, length, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
 
 
-def _gather(cache: Tensor, row: _Row) -> Tensor:  # [pages, page_size, H_kv, d] -> [1, H_kv, length, d]
-    pages = cache[row.run] if row.run is not None else cache.index_select(0, row.pages)  # type: ignore[arg-type]
-    return pages.flatten(0, 1)[: row.length].transpose(0, 1)[None]
+def _gather(cache: Tensor, row: _Row) -> Tensor:  # [1, H_kv, slots, d] -> [1, H_kv, length, d]
+    if row.slots is None:
+        return cache.narrow(2, row.first, row.length)
+    return cache[0].transpose(0, 1).index_select(0, row.slots).transpose(0, 1)[None]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:  # q [n, H, d]; k, v [1, H_kv, length, d]
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """q [n, H, d], k and v [1, H_kv, length, d] -> [n, H * d]."""
     n, n_heads, d = q.shape
     n_kv = k.shape[1]
     group = n_heads // n_kv
-    if n > FOLD:
-        out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], k, v, attn_mask=mask, enable_gqa=group > 1)
-        return out[0].transpose(0, 1)
-    # The query heads that share a key head become more query tokens: [n, H_kv, group, d] -> [1, H_kv, group * n, d]
-    folded = q.view(n, n_kv, group, d).permute(1, 2, 0, 3).reshape(1, n_kv, group * n, d)
-    if mask is not None:
-        mask = mask.repeat(group, 1)
-    out = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask)
-    return out[0].view(n_kv, group, n, d).permute(2, 0, 1, 3).reshape(n, n_heads, d)
+    if n == 1:  # the query heads that share a key head become its query tokens
+        out = F.scaled_dot_product_attention(q.view(1, n_kv, group, d), k, v)
+        return out.reshape(1, n_heads * d)
+    out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], k, v, attn_mask=mask, enable_gqa=group > 1)
+    return out[0].transpose(0, 1).reshape(n, n_heads * d)

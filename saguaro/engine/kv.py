@@ -63,16 +63,18 @@ def _budget(config: EngineConfig, device: torch.device) -> int:
 
 
 class KVCache:
-    """Keys and values of every page and layer."""
+    """Keys and values of every page and layer. A slot is a token's place: page * page_size + offset."""
 
     def __init__(self, plan: KVPlan, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
-        self.page_size = plan.page_size
+        self.page_size, self.device, self.dtype = plan.page_size, device, dtype
+        n_kv = spec.n_kv_heads
         # Untouched memory costs nothing on a CPU: the system gives pages when they are first written.
-        shape = (spec.n_layers, plan.n_pages, plan.page_size, spec.n_kv_heads, spec.head_dim)
-        self.keys = torch.empty(shape, device=device, dtype=dtype)  # [layers, pages, page_size, H_kv, d]
-        self.values = torch.empty(shape, device=device, dtype=dtype)
+        memory = torch.empty(spec.n_layers, plan.n_tokens, 2 * n_kv, spec.head_dim, device=device, dtype=dtype)
+        self._slots = list(memory)  # per layer [slots, 2 * H_kv, d]: a token's keys, then its values
+        by_head = [layer.transpose(0, 1)[None] for layer in memory]
+        self.keys = [layer[:, :n_kv] for layer in by_head]  # per layer [1, H_kv, slots, d]
+        self.values = [layer[:, n_kv:] for layer in by_head]
 
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:  # slots [T], k and v [T, H_kv, d]
+    def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:  # [T], [T, 2 * H_kv, d]
         """Store a step's keys and values."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, k)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, v)
+        self._slots[layer].index_copy_(0, slots, kv)

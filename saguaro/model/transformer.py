@@ -18,8 +18,8 @@ from saguaro.model.spec import ModelSpec
 class Attention(Protocol):
     """Attends the step's queries to everything they may see, the step's own keys included."""
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [T, H, d], k and v [T, H_kv, d] -> [T, H * d]."""
+    def run(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        """q [T, H, d], kv [T, 2 * H_kv, d] (keys, then values) -> [T, H * d]."""
 
 
 def matrix(n_in: int, n_out: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
@@ -41,11 +41,15 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # [T, in
     return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
+def add_product(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x + y @ W, plus the bias if there is one."""
+    return torch.addmm(x if bias is None else x + bias, y, weight)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [T, h, d], [T, 1, d], [T, 1, d]
     """Rotary position embedding; the second half of a head is the other coordinate of the first."""
-    half = x.shape[-1] // 2
-    turned = torch.cat((x[..., half:], x[..., :half]), -1)  # the minus sign lives in sin
-    return x * cos + turned * sin
+    turned = x.roll(x.shape[-1] // 2, -1)  # the minus sign lives in sin
+    return torch.addcmul(x * cos, turned, sin)
 
 
 class Layer(nn.Module):
@@ -71,24 +75,21 @@ class Layer(nn.Module):
 
     def forward(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
         """x [T, D] -> [T, D]."""
-        q, k, v = self._heads(F.rms_norm(x, x.shape[-1:], self.norm1, self.eps), cos, sin)
-        x = x + product(attention.run(index, q, k, v), self.out, self.out_bias)
-        gate, up = product(
-            F.rms_norm(x, x.shape[-1:], self.norm2, self.eps), self.gate_up, self.gate_up_bias
-        ).chunk(2, -1)
-        return x + product(F.silu(gate) * up, self.down, self.down_bias)
+        q, kv = self._heads(F.rms_norm(x, x.shape[-1:], self.norm1, self.eps), cos, sin)
+        x = add_product(x, attention.run(index, q, kv), self.out, self.out_bias)
+        both = product(F.rms_norm(x, x.shape[-1:], self.norm2, self.eps), self.gate_up, self.gate_up_bias)
+        gate, up = both.chunk(2, -1)
+        return add_product(x, F.silu(gate).mul_(up), self.down, self.down_bias)
 
-    def _heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[T, D] -> rotated q [T, H, d], rotated k [T, H_kv, d], v [T, H_kv, d]."""
-        n_q, n_kv = self.n_heads, self.n_kv_heads
-        heads = product(x, self.qkv, self.qkv_bias).view(len(x), n_q + 2 * n_kv, self.head_dim)
-        qk, v = heads[:, : n_q + n_kv], heads[:, n_q + n_kv :]
+    def _heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, D] -> rotated q [T, H, d]; rotated keys, then values [T, 2 * H_kv, d]."""
+        n_q, n_qk = self.n_heads, self.n_heads + self.n_kv_heads
+        heads = product(x, self.qkv, self.qkv_bias).view(len(x), n_qk + self.n_kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
-            q = F.rms_norm(qk[:, :n_q], (self.head_dim,), self.q_norm, self.eps)
-            k = F.rms_norm(qk[:, n_q:], (self.head_dim,), self.k_norm, self.eps)
-            qk = torch.cat((q, k), 1)
-        qk = rotate(qk, cos, sin)
-        return qk[:, :n_q], qk[:, n_q:], v
+            heads[:, :n_q] = F.rms_norm(heads[:, :n_q], (self.head_dim,), self.q_norm, self.eps)
+            heads[:, n_q:n_qk] = F.rms_norm(heads[:, n_q:n_qk], (self.head_dim,), self.k_norm, self.eps)
+        heads[:, :n_qk] = rotate(heads[:, :n_qk], cos, sin)
+        return heads[:, :n_q], heads[:, n_q:]
 
 
 class Transformer(nn.Module):
