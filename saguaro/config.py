@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from saguaro.errors import ConfigError
-from saguaro.rng import MAX_SEED
 
 T = TypeVar("T")
+
+MAX_SEED = 2**63 - 1
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -63,22 +64,52 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         _check_types(self)
-        _check("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "at least 1, or None")
+        _check(
+            "max_tokens",
+            self.max_tokens,
+            self.max_tokens is None or self.max_tokens >= 1,
+            "at least 1, or None",
+        )
         _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 (greedy) or more")
         _check("top_k", self.top_k, self.top_k >= -1, "0 (off) or more")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "more than 0 and at most 1 (off)")
         _check("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 (off) and 1")
-        _check("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "more than 0")
+        _check(
+            "repetition_penalty",
+            self.repetition_penalty,
+            0 < self.repetition_penalty < math.inf,
+            "more than 0",
+        )
         _check("presence_penalty", self.presence_penalty, -2 <= self.presence_penalty <= 2, "between -2 and 2")
         _check("frequency_penalty", self.frequency_penalty, -2 <= self.frequency_penalty <= 2, "between -2 and 2")
         for token, bias in self.logit_bias.items():
-            _check(f"logit_bias[{token}]", bias, token >= 0 and -math.inf < bias < math.inf, "a token id and a number")
-        _check("seed", self.seed, self.seed is None or 0 <= self.seed <= MAX_SEED, "between 0 and 2^63 - 1, or None")
+            _check(
+                f"logit_bias[{token}]",
+                bias,
+                token >= 0 and -math.inf < bias < math.inf,
+                "a token id and a number",
+            )
+        _check(
+            "seed",
+            self.seed,
+            self.seed is None or 0 <= self.seed <= MAX_SEED,
+            "between 0 and 2^63 - 1, or None",
+        )
         _check("stop", self.stop, all(self.stop), "non-empty strings")
         _check("min_tokens", self.min_tokens, self.min_tokens >= 0, "0 or more")
         if self.max_tokens is not None:
-            _check("min_tokens", self.min_tokens, self.min_tokens <= self.max_tokens, f"at most max_tokens, {self.max_tokens}")
-        _check("logprobs", self.logprobs, self.logprobs is None or 0 <= self.logprobs <= 20, "between 0 and 20, or None")
+            _check(
+                "min_tokens",
+                self.min_tokens,
+                self.min_tokens <= self.max_tokens,
+                f"at most max_tokens, {self.max_tokens}",
+            )
+        _check(
+            "logprobs",
+            self.logprobs,
+            self.logprobs is None or 0 <= self.logprobs <= 20,
+            "between 0 and 20, or None",
+        )
         _check("n", self.n, 1 <= self.n <= 64, "between 1 and 64")
 
 
@@ -115,10 +146,20 @@ class EngineConfig:
         _check("device", self.device, device is not None, "auto, cpu, cuda or cuda:N")
         if self.kv_memory != "auto":
             parse_bytes(self.kv_memory, "kv_memory")
-        _check("max_model_len", self.max_model_len, self.max_model_len is None or self.max_model_len >= 2, "at least 2")
+        _check(
+            "max_model_len",
+            self.max_model_len,
+            self.max_model_len is None or self.max_model_len >= 2,
+            "at least 2",
+        )
         _check("max_batch_rows", self.max_batch_rows, self.max_batch_rows >= 1, "at least 1")
         enough = self.max_batch_tokens >= self.max_batch_rows
-        _check("max_batch_tokens", self.max_batch_tokens, enough, f"at least max_batch_rows, {self.max_batch_rows}")
+        _check(
+            "max_batch_tokens",
+            self.max_batch_tokens,
+            enough,
+            f"at least max_batch_rows, {self.max_batch_rows}",
+        )
         _check("page_size", self.page_size, self.page_size >= 1, "at least 1")
         _check("threads", self.threads, self.threads is None or self.threads >= 1, "at least 1")
 

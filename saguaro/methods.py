@@ -18,9 +18,7 @@ class Method:
 
 METHODS = {
     method.name: method
-    for method in (
-        Method("ar", "the target alone, one token per round", planner="nothing", fallback="empty"),
-    )
+    for method in (Method("ar", "the target alone, one token per round", planner="nothing", fallback="empty"),)
 }
 
 

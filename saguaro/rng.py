@@ -9,18 +9,16 @@ method, the device or the number of calls before. It is Philox4x32-10, so the bi
 """
 
 import secrets
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from numpy.typing import NDArray
-
-Words = TypeVar("Words", Tensor, NDArray[np.uint64])  # 32-bit words in 64 bits: int64 on a device, uint64 on the host
+Words = TypeVar("Words", Tensor, NDArray[Any])  # 32-bit words in 64 bits: int64 on a device, uint64 on the host
 
 DOMAIN = 0x5A6  # keeps this use of a seed apart from any later one
-MAX_SEED = 2**63 - 1
 _LOW = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -49,9 +47,7 @@ def derive_seed(seed: int, index: int) -> int:
     return (z ^ (z >> 31)) >> 11
 
 
-def philox(
-    c0: Words, c1: Words, c2: Words, c3: Words, k0: Words, k1: Words
-) -> tuple[Words, Words, Words, Words]:
+def philox(c0: Words, c1: Words, c2: Words, c3: Words, k0: Words, k1: Words) -> tuple[Words, Words, Words, Words]:
     """Philox4x32-10 on 64-bit arrays that hold 32-bit words; the arguments broadcast.
 
     >>> zero = torch.zeros(1, dtype=torch.int64)

@@ -30,8 +30,8 @@ class AttentionBackend(Protocol):
 class _Row:
     """Where one row's queries and keys lie.
 
-        positions   |------------- length -------------|
-        queries                        |-- stop-start --|
+    positions   |------------- length -------------|
+    queries                        |-- stop-start --|
     """
 
     start: int  # of its queries in the flat step

@@ -1,10 +1,10 @@
 """A step as flat arrays: every row's tokens one after the other, and where each belongs.
 
-    row            0            1         2
-    tokens   | t t t t t | t s s s | t s s s |      t: text, s: speculated
-    starts   0           5         9         13     half-open
-    slots    page * page_size + offset, one per token: where its key and value are written
-    wanted   flat positions whose logits are needed: the last text token of a sampling row and each speculated one
+row            0            1         2
+tokens   | t t t t t | t s s s | t s s s |      t: text, s: speculated
+starts   0           5         9         13     half-open
+slots    page * page_size + offset, one per token: where its key and value are written
+wanted   flat positions whose logits are needed: the last text token of a sampling row and each speculated one
 """
 
 from collections.abc import Sequence

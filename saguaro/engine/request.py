@@ -13,8 +13,8 @@ from saguaro.types import FinishReason, TokenLogprobs
 class Request:
     """A prompt being continued. `tokens` is the whole text; its first n_computed tokens have keys and values.
 
-        tokens   |--------- prompt ---------|--- output ---|
-                 |--- n_computed ---|--- n_pending --------|
+    tokens   |--------- prompt ---------|--- output ---|
+             |--- n_computed ---|--- n_pending --------|
     """
 
     id: str

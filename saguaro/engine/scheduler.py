@@ -13,7 +13,7 @@ import torch
 
 from saguaro.engine.pages import PagePool, PageTable
 from saguaro.engine.request import Request
-from saguaro.errors import CapacityError, EmptyPrompt, PromptTooLong
+from saguaro.errors import CapacityError, EmptyPrompt, PromptTooLong, SaguaroError
 from saguaro.types import FinishReason, Joined, Outcome, Speculation, TokenLogprobs
 
 
@@ -56,9 +56,7 @@ class Commit:
 class Scheduler:
     """Requests waiting, requests running, and the pages they hold."""
 
-    def __init__(
-        self, pool: PagePool, *, max_length: int, max_rows: int, max_tokens: int, lookahead: int = 0
-    ) -> None:
+    def __init__(self, pool: PagePool, *, max_length: int, max_rows: int, max_tokens: int, lookahead: int = 0) -> None:
         self.pool = pool
         self.max_length, self.max_rows, self.max_tokens = max_length, max_rows, max_tokens
         self.lookahead = lookahead
@@ -72,26 +70,30 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request, or refuse one that can never be served."""
-        n_prompt, wanted = len(request.prompt), request.params.max_tokens
+        self.check(len(request.prompt), request.params.max_tokens)
+        request.number = self._n_arrived
+        self._n_arrived += 1
+        self.waiting.append(request)
+
+    def check(self, n_prompt: int, max_tokens: int | None) -> None:
+        """Raise if such a request can never be served."""
         if n_prompt == 0:
             raise EmptyPrompt("the prompt has no tokens; give at least one")
         capacity = self.pool.n_pages * self.pool.page_size
         limit = min(self.max_length, capacity)
-        why = f"max_model_len is {self.max_length}"
+        if n_prompt + (max_tokens or 1) <= limit:
+            return
         if capacity < self.max_length:
+            kind: type[SaguaroError] = CapacityError
             why = f"the KV memory holds {capacity} tokens; raise kv_memory"
+        else:
+            kind, why = PromptTooLong, f"max_model_len is {self.max_length}"
         if n_prompt + 1 > limit:
-            kind = CapacityError if capacity < self.max_length else PromptTooLong
             raise kind(f"the prompt has {n_prompt} tokens, at most {limit - 1} fit ({why}); shorten it")
-        if wanted is not None and n_prompt + wanted > limit:
-            kind = CapacityError if capacity < self.max_length else PromptTooLong
-            raise kind(
-                f"prompt ({n_prompt} tokens) and max_tokens ({wanted}) need {n_prompt + wanted}, {limit} fit ({why}); "
-                f"set max_tokens to at most {limit - n_prompt}, or to None to fill the context"
-            )
-        request.number = self._n_arrived
-        self._n_arrived += 1
-        self.waiting.append(request)
+        raise kind(
+            f"prompt ({n_prompt} tokens) and max_tokens ({max_tokens}) need {n_prompt + (max_tokens or 1)}, "
+            f"{limit} fit ({why}); set max_tokens to at most {limit - n_prompt}, or to None to fill the context"
+        )
 
     def abort(self, request: Request, reason: FinishReason = "abort") -> None:
         """End a request now, wherever it is; ending one that has ended does nothing."""
@@ -144,9 +146,7 @@ class Scheduler:
                 logprobs = outcome.logprobs[index] if outcome.logprobs else ()
                 new = self._append(request, new)
                 request.logprobs.extend(logprobs[: len(new)])
-                commits.append(
-                    Commit(request, new, min(n_accepted, len(new)), hits[index], logprobs[: len(new)])
-                )
+                commits.append(Commit(request, new, min(n_accepted, len(new)), hits[index], logprobs[: len(new)]))
             request.n_computed = min(request.n_computed, len(request.tokens))
             self.pool.publish(request.table, request.tokens, request.n_computed)
             if request.finish_reason is None:

@@ -32,7 +32,7 @@ class Pending:
     def _logprobs(self) -> tuple[tuple[TokenLogprobs, ...], ...]:
         if self.raw is None:
             return ()
-        found = []
+        found: list[tuple[TokenLogprobs, ...]] = []
         for b, row in enumerate(self.batch.sampling):
             n_top = row.request.params.logprobs
             if n_top is None:

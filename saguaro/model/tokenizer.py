@@ -6,6 +6,7 @@ from typing import Any
 
 from saguaro.errors import ConfigError, ModelError, TokenizerMismatch
 from saguaro.model.gguf import GGUFModel, build_tokenizer
+from saguaro.model.spec import read_json
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 
@@ -32,9 +33,7 @@ class Tokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of these tokens, special ones left out."""
-        return str(
-            self._inner.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
+        return str(self._inner.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -56,12 +55,18 @@ def load_tokenizer(path: Path, n_vocab: int) -> Tokenizer:
 
 
 def _from_folder(folder: Path) -> Any:
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise TokenizerMismatch(f"{folder} holds no tokenizer.json or tokenizer.model; copy the model's tokenizer there")
+        raise TokenizerMismatch(
+            f"{folder} holds no tokenizer.json or tokenizer.model; copy the model's tokenizer there"
+        )
+    # AutoTokenizer looks through every class there is, for two seconds; where the folder names the generic one, ask it.
+    config = folder / "tokenizer_config.json"
+    named = read_json(config).get("tokenizer_class") if config.exists() else None
+    kind = PreTrainedTokenizerFast if named in ("PreTrainedTokenizerFast", "TokenizersBackend") else AutoTokenizer
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return kind.from_pretrained(folder, local_files_only=True)
     except Exception as e:  # transformers and tokenizers raise many kinds here, bare Exception among them
         raise TokenizerMismatch(f"the tokenizer in {folder} cannot be read ({type(e).__name__}: {e})") from e
 

@@ -56,7 +56,11 @@ def _layer_places(layer: Layer, spec: ModelSpec) -> dict[str, Tensor]:
     parts = {
         "self_attn": (layer.qkv, layer.qkv_bias, {"q_proj": n_q, "k_proj": n_kv, "v_proj": n_kv}),
         "self_attn.": (layer.out, layer.out_bias, {"o_proj": spec.hidden}),
-        "mlp": (layer.gate_up, layer.gate_up_bias, {"gate_proj": spec.intermediate, "up_proj": spec.intermediate}),
+        "mlp": (
+            layer.gate_up,
+            layer.gate_up_bias,
+            {"gate_proj": spec.intermediate, "up_proj": spec.intermediate},
+        ),
         "mlp.": (layer.down, layer.down_bias, {"down_proj": spec.hidden}),
     }
     places = {"input_layernorm.weight": layer.norm1.data, "post_attention_layernorm.weight": layer.norm2.data}

@@ -28,7 +28,7 @@ from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
 from saguaro.round import Round
 from saguaro.serve.results import Completion, Delta, Result, timings_of
 from saguaro.transport.silent import Silent
-from saguaro.types import DraftLink, FinishReason
+from saguaro.types import DraftLink, FinishReason, TokenLogprobs
 
 
 @dataclass
@@ -83,6 +83,7 @@ class Engine:
         self._by_request: dict[Request, tuple[_Job, _Output]] = {}
         self._early: list[Delta] = []  # of outputs that ended outside a step
         self._n_added = 0
+        self.startup: dict[str, float] = {}  # seconds each part of loading took
 
     @property
     def has_work(self) -> bool:
@@ -100,7 +101,7 @@ class Engine:
         """Queue a prompt (text or token ids) and return its id; raises if it can never be served."""
         params = params or SamplingParams()
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self._check(tokens, params)
+        self.check(tokens, params)
         request_id = request_id if request_id is not None else f"request-{self._n_added}"
         if request_id in self._jobs:
             raise ConfigError(f"request id {request_id!r} is in use; choose another")
@@ -121,6 +122,20 @@ class Engine:
         self._jobs[request_id] = job
         self._n_added += 1
         return request_id
+
+    def check(self, tokens: Sequence[int], params: SamplingParams) -> None:
+        """Raise if a prompt of these tokens can never be served with these parameters."""
+        n_vocab = self.loaded.model.spec.n_vocab
+        named = [
+            ("prompt", tokens),
+            ("logit_bias", params.logit_bias),
+            ("stop_token_ids", params.stop_token_ids),
+        ]
+        for name, ids in named:
+            for token in ids:
+                if not isinstance(token, int) or not 0 <= token < n_vocab:
+                    raise ConfigError(f"{name} names token {token!r}; ids go from 0 to {n_vocab - 1}")
+        self.scheduler.check(len(tokens), params.max_tokens)
 
     def step(self) -> list[Delta]:
         """Play one round; what it added, output by output."""
@@ -155,14 +170,6 @@ class Engine:
         """Give back what the link holds."""
         self.round.draft.close()
 
-    def _check(self, tokens: Sequence[int], params: SamplingParams) -> None:
-        n_vocab = self.loaded.model.spec.n_vocab
-        named = [("prompt", tokens), ("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)]
-        for name, ids in named:
-            for token in ids:
-                if not isinstance(token, int) or not 0 <= token < n_vocab:
-                    raise ConfigError(f"{name} names token {token!r}; ids go from 0 to {n_vocab - 1}")
-
     def _delta(self, commit: Commit) -> Delta:
         request = commit.request
         job, output = self._by_request[request]
@@ -195,7 +202,7 @@ class Engine:
         output.stop_reason = output.stream.stopped_by
 
     def _last_delta(
-        self, job: _Job, output: _Output, text: str, tokens: list[int], logprobs: Sequence = ()
+        self, job: _Job, output: _Output, text: str, tokens: list[int], logprobs: Sequence[TokenLogprobs] = ()
     ) -> Delta:
         text += output.stream.finish()
         if output.stream.stopped_by is not None and output.stop_reason is None:
@@ -226,9 +233,13 @@ def build_engine(name: str, path: Path, config: EngineConfig, tokenizer: Path | 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = _device(config)
-    dtype = _dtype(config, device)
-    loaded = load(name, path, device, dtype)
-    return Engine(loaded, load_tokenizer(tokenizer or path, loaded.model.spec.n_vocab), config)
+    began = time.perf_counter()
+    loaded = load(name, path, device, _dtype(config, device))
+    filled = time.perf_counter()
+    words = load_tokenizer(tokenizer or path, loaded.model.spec.n_vocab)
+    engine = Engine(loaded, words, config)
+    engine.startup = {"weights": filled - began, "tokenizer": time.perf_counter() - filled}
+    return engine
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -244,5 +255,3 @@ def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     if config.dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     return torch.float32 if config.dtype == "float32" else torch.bfloat16
-
-

@@ -1,16 +1,16 @@
 """The Python API.
 
-    from saguaro import LLM, SamplingParams
+from saguaro import LLM, SamplingParams
 
-    llm = LLM()                                   # the default model, fetched once
-    for result in llm.generate(["The saguaro is"], SamplingParams(temperature=0.7)):
-        print(result.outputs[0].text)
+llm = LLM()                                   # the default model, fetched once
+for result in llm.generate(["The saguaro is"], SamplingParams(temperature=0.7)):
+    print(result.outputs[0].text)
 """
 
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -47,8 +47,7 @@ class LLM:
             path = default.fetch_default(Path(cache_dir or default_cache()), progress or (lambda *_: None))
         else:
             path = locate(name, revision)
-        words = locate(str(tokenizer)) if tokenizer is not None else None
-        self.engine: Engine = build_engine(name, path, config, words)
+        self.engine: Engine = build_engine(name, path, config, locate(str(tokenizer)) if tokenizer else None)
         self._lock = threading.RLock()
         self._inbox: dict[str, deque[Delta]] = {}
 
@@ -73,9 +72,7 @@ class LLM:
         tokens = [self.engine.tokenizer.encode_chat(conversation) for conversation in several]  # type: ignore[arg-type]
         return self._run(tokens, _per_prompt(params, len(tokens)))
 
-    def stream(
-        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None
-    ) -> Iterator[Delta]:
+    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Generator[Delta]:
         """Continue one prompt, or answer one conversation, piece by piece. Closing the iterator ends the request."""
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], dict):
             prompt = self.engine.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
@@ -96,7 +93,8 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _run(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Result]:
+    def finished(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> Iterator[tuple[int, Result]]:
+        """Run prompts together; (index, result) of each as soon as it finishes. Closing the iterator ends the rest."""
         ids: list[str] = []
         try:
             with self._lock:
@@ -106,19 +104,26 @@ class LLM:
                     except SaguaroError as e:
                         raise type(e)(f"prompt {index}: {e}") from e
                     self._inbox[ids[-1]] = deque()
-            left = {request_id: own.n for request_id, own in zip(ids, params, strict=True)}
-            while any(left.values()):
-                for request_id in ids:
-                    left[request_id] -= sum(d.finish_reason is not None for d in self._drain(request_id))
-                if any(left.values()):
+            left = {index: own.n for index, own in enumerate(params)}
+            while left:
+                for index in list(left):
+                    left[index] -= sum(delta.finish_reason is not None for delta in self._drain(ids[index]))
+                    if not left[index]:
+                        del left[index]
+                        with self._lock:
+                            result = self.engine.result(ids[index])
+                        yield index, result
+                if left:
                     self._pump()
-            with self._lock:
-                return [self.engine.result(request_id) for request_id in ids]
         finally:
             for request_id in ids:
                 self._forget(request_id)
 
-    def _follow(self, request_id: str, n_outputs: int) -> Iterator[Delta]:
+    def _run(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Result]:
+        results = dict(self.finished(prompts, params))
+        return [results[index] for index in range(len(prompts))]
+
+    def _follow(self, request_id: str, n_outputs: int) -> Generator[Delta]:
         try:
             while n_outputs:
                 for delta in self._drain(request_id):

@@ -1,0 +1,172 @@
+"""The command line: `saguaro generate`, `saguaro chat`, `saguaro info`.
+
+Flags are the fields of EngineConfig and SamplingParams. Results go to standard output, everything else to standard
+error; the exit status is 0, or 1 when some prompt failed, or 2 when nothing could be done.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import tyro
+
+from saguaro.config import EngineConfig, SamplingParams
+from saguaro.errors import ConfigError, SaguaroError
+
+if TYPE_CHECKING:
+    from saguaro.serve.llm import LLM
+
+STARTED = time.perf_counter()
+
+T = TypeVar("T")
+Flat = Annotated[T, tyro.conf.OmitArgPrefixes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArgs:
+    """Which model."""
+
+    model: str | None = None
+    """A folder, a .gguf file or a Hub id; without it, SmolLM2-135M-Instruct."""
+    tokenizer: str | None = None
+    """A folder with another tokenizer than the model's."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id."""
+    cache_dir: Path | None = None
+    """Where the default model is kept."""
+
+
+class EngineArgs(EngineConfig):
+    """How the engine is built."""
+
+    def __post_init__(self) -> None:
+        """Checked when the config is made, so that errors read the same everywhere."""
+
+    def config(self) -> EngineConfig:
+        """The checked config."""
+        return EngineConfig(**asdict(self))
+
+
+class SamplingArgs(SamplingParams):
+    """How text is decoded."""
+
+    def __post_init__(self) -> None:
+        """Checked when the parameters are made, so that errors read the same everywhere."""
+
+    def params(self) -> SamplingParams:
+        """The checked parameters."""
+        return SamplingParams(**asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate:
+    """Continue prompts and print what comes."""
+
+    prompt: str | None = None
+    """The text to continue."""
+    prompts: Path | None = None
+    """A file of prompts: JSONL with `prompt` (and `id`), or plain text, one per line."""
+    chat: bool = False
+    """Treat each prompt as a user's message, through the model's chat template."""
+    json: bool = False
+    """Print one JSON object per output."""
+    metrics: bool = False
+    """Report speed and where start-up time went, on standard error."""
+    which: Flat[ModelArgs] = field(default_factory=ModelArgs)
+    engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
+    sampling: Flat[SamplingArgs] = field(default_factory=SamplingArgs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """Talk with the model. Ctrl-C stops an answer, Ctrl-D or /quit leaves, /help lists commands."""
+
+    system: str | None = None
+    """The system message."""
+    metrics: bool = False
+    """Report speed after each answer."""
+    which: Flat[ModelArgs] = field(default_factory=ModelArgs)
+    engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
+    sampling: Flat[SamplingArgs] = field(
+        default_factory=lambda: SamplingArgs(temperature=0.6, top_p=0.95, max_tokens=None)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    """Load a model and say what it is and what it takes."""
+
+    json: bool = False
+    """Print one JSON object."""
+    which: Flat[ModelArgs] = field(default_factory=ModelArgs)
+    engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
+
+
+Command = (
+    Annotated[Generate, tyro.conf.subcommand("generate")]
+    | Annotated[Chat, tyro.conf.subcommand("chat")]
+    | Annotated[Info, tyro.conf.subcommand("info")]
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the `saguaro` command."""
+    try:
+        command = parse(sys.argv[1:] if argv is None else argv)
+        sys.exit(run(command))
+    except SaguaroError as e:
+        print(f"saguaro: {e}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader went away, as `| head` does
+        sys.stderr.close()
+        sys.exit(1)
+
+
+def parse(argv: Sequence[str]) -> Generate | Chat | Info:
+    """The command of an argument list."""
+    if list(argv) in (["--version"], ["-V"]):
+        from saguaro import __version__
+
+        print(__version__)
+        sys.exit(0)
+    return tyro.cli(
+        Command,
+        prog="saguaro",
+        description="Exact, low-latency LLM inference by speculative speculative decoding.",
+        args=list(argv),
+    )
+
+
+def run(command: Generate | Chat | Info) -> int:
+    """Carry out a command; its exit status."""
+    if isinstance(command, Generate):
+        from saguaro.serve.generate import generate
+
+        return generate(command)
+    if isinstance(command, Chat):
+        from saguaro.serve.chat import chat
+
+        return chat(command)
+    from saguaro.serve.info import info
+
+    return info(command)
+
+
+def load(which: ModelArgs, engine: EngineArgs) -> "LLM":
+    """The LLM of these arguments, with a progress bar if something must be fetched."""
+    settings = asdict(engine.config())
+    from saguaro.serve.llm import LLM
+    from saguaro.serve.progress import progress_bar
+
+    with progress_bar() as progress:
+        return LLM(**asdict(which), **settings, progress=progress)
+
+
+def fail(message: str) -> ConfigError:
+    """An error of usage."""
+    return ConfigError(f"{message}; see `saguaro --help`")
