@@ -1,0 +1,38 @@
+# Two commands do everything on a fresh machine with Python 3.11 or newer and make:
+#
+#   make demo    install, fetch the default model, generate
+#   make test    install with test extras, lint, check types, run the tests
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+PROMPT ?= Explain in a few sentences how a saguaro cactus survives in the desert.
+
+.PHONY: demo test clean
+
+demo: $(VENV)/.installed
+	$(BIN)/saguaro generate --chat --prompt "$(PROMPT)" --temperature 0 --max-tokens 128 --metrics
+
+test: $(VENV)/.installed-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "installing Saguaro into $(VENV) (torch is large; the first time takes a few minutes)"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
+	@echo "installing Saguaro and its test tools into $(VENV)"
+	$(PIP) -e '.[test]'
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
