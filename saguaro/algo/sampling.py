@@ -49,7 +49,8 @@ def choose(logits: Tensor, rules: Rules) -> Tensor:  # [R, V] float32 -> [R] int
 
 def restrict(logits: Tensor, rules: Rules) -> Tensor:  # [R, V] -> [R, V] scores
     """Temperature, then top-k, top-p and min-p; removed tokens score -inf."""
-    scores = logits / rules.temperature[:, None]
+    # From the best down: a temperature so small that logits overflow then still finds the best.
+    scores = (logits - logits.amax(-1, keepdim=True)).div_(rules.temperature[:, None])
     if bool((rules.top_k > 0).any()):
         scores = keep_top_k(scores, rules.top_k)
     if bool((rules.top_p < 1).any()):
@@ -81,7 +82,7 @@ def keep_top_p(scores: Tensor, p: Tensor, width: int = 1024) -> Tensor:  # [R, V
     total = scores.logsumexp(-1, keepdim=True)
     best = scores.topk(min(width, n_vocab), dim=-1).values  # [R, W], descending
     held = (best - total).exp().cumsum(-1)
-    if width < n_vocab and bool((held[:, -1] < p).any()):  # the wanted mass lies deeper
+    if width < n_vocab and bool(((held[:, -1] < p) & (p < 1)).any()):  # the wanted mass lies deeper
         return keep_top_p(scores, p, width=n_vocab)
     n_kept = (held < p[:, None]).sum(-1, keepdim=True).clamp(max=best.shape[1] - 1)  # index of the last kept
     floor = torch.where(p[:, None] < 1, best.gather(1, n_kept), NEVER)

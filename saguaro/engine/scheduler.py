@@ -7,7 +7,7 @@ oldest always advances and everything finishes. Preemption gives back pages, nev
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -118,6 +118,8 @@ class Scheduler:
             for request in list(self.running):
                 if request in self.running and (request.n_pending == 1) == decoding:
                     self._schedule(request, rows)
+            if decoding:
+                self._look_ahead(rows)
         if self.n_preemptions == preempted:
             self._admit(rows)
         if not rows:
@@ -161,16 +163,12 @@ class Scheduler:
 
     def _append(self, request: Request, new: list[int]) -> list[int]:
         """Add tokens until one ends the output; the tokens added."""
-        limit = self.max_length - len(request.prompt)
-        if request.params.max_tokens is not None:
-            limit = request.params.max_tokens
-        capacity = self.pool.n_pages * self.pool.page_size - len(request.prompt)
-        limit = min(limit, capacity)
+        limit = self._limit(request)
         for count, token in enumerate(new, 1):
             request.tokens.append(token)
             if token in request.stop_ids:
                 request.finish("stop")
-            elif request.n_output >= limit:
+            elif len(request.tokens) >= limit:
                 request.finish("length")
             if request.finish_reason is not None:
                 return new[:count]
@@ -178,8 +176,7 @@ class Scheduler:
 
     def _schedule(self, request: Request, rows: dict[Request, Row]) -> None:
         """Give a running request its row, preempting younger ones for pages if need be."""
-        budget = self.max_tokens - sum(row.n_tokens + row.lookahead for row in rows.values())
-        n_tokens = min(request.n_pending, budget)
+        n_tokens = min(request.n_pending, self._budget(rows))
         if n_tokens == 0:
             return
         while not self.pool.reserve(request.table, request.n_computed + n_tokens):
@@ -188,25 +185,25 @@ class Scheduler:
             rows.pop(victim, None)
             if victim is request:
                 return
-        rows[request] = self._row(request, n_tokens, budget)
+        rows[request] = _row(request, n_tokens)
 
-    def _row(self, request: Request, n_tokens: int, budget: int) -> Row:
-        """A row whose pages are reserved; speculation gets room only where that costs nobody else anything."""
-        start = request.n_computed
-        lookahead = 0
-        if request.n_pending == 1 and request.speculates:
-            # The bonus needs a position too, so at most max_length - len(tokens) - 1 speculated tokens are of use.
-            room = self.max_length - len(request.tokens) - 1
-            lookahead = max(0, min(self.lookahead, room, budget - n_tokens))
-            while lookahead and not self.pool.reserve(request.table, start + n_tokens + lookahead):
+    def _look_ahead(self, rows: dict[Request, Row]) -> None:
+        """Give decoding rows room for a speculation, out of the tokens and pages that all of them left."""
+        for request, row in rows.items():
+            if not request.speculates:
+                continue
+            # The bonus needs a position too.
+            room = self._limit(request) - len(request.tokens) - 1
+            lookahead = max(0, min(self.lookahead, room, self._budget(rows)))
+            while lookahead and not self.pool.reserve(request.table, len(request.tokens) + lookahead):
                 lookahead -= 1
-        return Row(request, start, n_tokens, lookahead, samples=n_tokens == request.n_pending)
+            rows[request] = replace(row, lookahead=lookahead)
 
     def _admit(self, rows: dict[Request, Row]) -> None:
         """Let waiting requests in, strictly in order, while rows, tokens and pages last."""
         while self.waiting and self._free_slots:
-            budget = self.max_tokens - sum(row.n_tokens + row.lookahead for row in rows.values())
-            if budget <= 0:
+            budget = self._budget(rows)
+            if budget == 0:
                 return
             request = self.waiting[0]
             table, n_cached = self.pool.match(request.tokens)
@@ -225,7 +222,17 @@ class Scheduler:
             n_tokens = min(request.n_pending, budget)
             reserved = self.pool.reserve(request.table, request.n_computed + n_tokens)
             assert reserved, "pages counted as free were not there"
-            rows[request] = self._row(request, n_tokens, budget)
+            rows[request] = _row(request, n_tokens)
+
+    def _budget(self, rows: dict[Request, Row]) -> int:
+        """Tokens this step can still take."""
+        return self.max_tokens - sum(row.n_tokens + row.lookahead for row in rows.values())
+
+    def _limit(self, request: Request) -> int:
+        """How long this request's text may become."""
+        limit = min(self.max_length, self.pool.n_pages * self.pool.page_size)
+        wanted = request.params.max_tokens
+        return limit if wanted is None else min(limit, len(request.prompt) + wanted)
 
     def _preempt(self, request: Request) -> None:
         """Take a running request's pages; it keeps its text and waits at the front."""
@@ -245,6 +252,11 @@ class Scheduler:
         else:
             self._left.append(request.slot)
         request.slot = -1
+
+
+def _row(request: Request, n_tokens: int) -> Row:
+    """A row of text alone."""
+    return Row(request, request.n_computed, n_tokens, 0, samples=n_tokens == request.n_pending)
 
 
 def lookahead_limits(batch: Batch) -> torch.Tensor:  # [B] int64

@@ -18,6 +18,7 @@ class Pending:
     """A verification under way."""
 
     batch: Batch
+    slots: list[int]  # [B] at launch: a request aborted in the meantime has none any more
     targets: Tensor  # [B, K+1] int64: the target's tokens; beyond a row's speculation: 0
     n_accepted: Tensor  # [B]
     bonus: Tensor  # [B]
@@ -26,7 +27,7 @@ class Pending:
 
     def outcome(self) -> Outcome:
         """Wait for the result."""
-        slots = torch.tensor([row.request.slot for row in self.batch.sampling], dtype=torch.int64)
+        slots = torch.tensor(self.slots, dtype=torch.int64)
         return Outcome(slots, self.n_accepted.cpu(), self.bonus.cpu(), self._logprobs())
 
     def _logprobs(self) -> tuple[tuple[TokenLogprobs, ...], ...]:
@@ -71,7 +72,8 @@ class Verifier:
         width = max(targets.shape[1] - 1, 0)
         n_accepted, bonus = accept(targets, spec.tokens[:, :width].to(device), spec.length.to(device))
         first = [sum(counts[:b]) for b in range(len(counts))]
-        return Pending(batch, targets, n_accepted, bonus, raw, first)
+        slots = [row.request.slot for row in sampling]
+        return Pending(batch, slots, targets, n_accepted, bonus, raw, first)
 
 
 def _segment(row: Row, drafted: list[int] | tuple[int, ...]) -> Segment:

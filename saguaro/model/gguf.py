@@ -103,8 +103,10 @@ class GGUFModel:
             if tensor.name == "rope_freqs.weight":
                 continue  # see rope_factors
             name = self._rename(tensor.name)
-            values = np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-            weight = torch.from_numpy(values if values.flags.writeable else values.copy())
+            # Read, not mapped: pages of a mapped file would stay in memory beside the weights.
+            raw = np.fromfile(self.path, tensor.data.dtype, tensor.data.size, offset=int(tensor.data_offset))
+            values = dequantize(raw.reshape(tensor.data.shape), tensor.tensor_type)
+            weight = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
             if self.family == "llama" and name.endswith(
                 ("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")
             ):

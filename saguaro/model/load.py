@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from saguaro.errors import DownloadError, ModelNotFound
+from saguaro.errors import CapacityError, DownloadError, ModelNotFound
 from saguaro.model.gguf import GGUFModel
-from saguaro.model.spec import read_spec
+from saguaro.model.spec import ModelSpec, read_spec
 from saguaro.model.transformer import Transformer
 from saguaro.model.weights import fill, safetensors_in
 
@@ -22,6 +22,11 @@ class Loaded:
     name: str
     path: Path
     model: Transformer
+
+    @property
+    def n_params(self) -> int:
+        """Its weights, a tied embedding counted once."""
+        return sum(p.numel() for p in self.model.parameters())
 
     @property
     def weight_bytes(self) -> int:
@@ -45,23 +50,41 @@ def load(name: str, path: Path, device: torch.device, dtype: torch.dtype) -> Loa
     """Build the transformer and fill it from the folder or .gguf file at path."""
     if path.suffix == ".gguf":
         source = GGUFModel(path)
-        model = Transformer(source.spec, device, dtype)
+        model = _allocate(source.spec, device, dtype)
         fill(model, source.tensors(), path)
         factors = source.rope_factors()
         if factors is not None:
             model.frequencies = model.frequencies / factors.to(device)
     else:
-        model = Transformer(read_spec(path), device, dtype)
+        model = _allocate(read_spec(path), device, dtype)
         fill(model, safetensors_in(path), path)
     return Loaded(name, path, model)
 
 
+def _allocate(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Transformer:
+    try:
+        return Transformer(spec, device, dtype)
+    except RuntimeError as e:  # torch's out-of-memory errors, on any device
+        reason = str(e).splitlines()[0]
+        raise CapacityError(
+            f"{spec.architecture} with {spec.n_layers} layers of {spec.hidden} does not fit the memory of {device} in "
+            f"{dtype} ({reason}); use a smaller model, bfloat16 or another device"
+        ) from e
+
+
 def _from_hub(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+    except HFValidationError as e:
+        raise ModelNotFound(f"{name!r} is no local folder, and no Hub id either: {e}") from e
     except GatedRepoError as e:
         raise ModelNotFound(f"{name} is gated; accept its licence on the Hub and log in with `hf auth login`") from e
     except RepositoryNotFoundError as e:

@@ -78,14 +78,6 @@ class ModelSpec:
     has_qk_norm: bool
     eos_ids: tuple[int, ...]
 
-    @property
-    def n_params(self) -> int:
-        """Weights, embedding and head included (once if tied)."""
-        attention = self.hidden * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
-        layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
-        ends = self.n_vocab * self.hidden * (1 if self.is_tied else 2) + self.hidden
-        return self.n_layers * layer + ends
-
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of keys and values that one token holds, all layers together."""
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim * dtype.itemsize
@@ -101,14 +93,15 @@ def read_spec(folder: Path) -> ModelSpec:
 
 def parse_spec(config: Mapping[str, Any], eos_ids: int | list[int] | None = None) -> ModelSpec:
     """The spec of a config.json's content; eos_ids overrides its end-of-text ids."""
-    architecture = _architecture(config)
-    has_qkv_bias, has_qk_norm = ARCHITECTURES[architecture]
-    _refuse_unknown(config, architecture)
+    architecture = "language model"
     try:
+        architecture = _architecture(config)
+        has_qkv_bias, has_qk_norm = ARCHITECTURES[architecture]
+        _refuse_unknown(config, architecture)
         n_heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         eos = eos_ids if eos_ids is not None else config.get("eos_token_id")
         attention_bias = bool(config.get("attention_bias", False))
-        return ModelSpec(
+        spec = ModelSpec(
             architecture=architecture,
             n_layers=int(config["num_hidden_layers"]),
             hidden=hidden,
@@ -125,10 +118,14 @@ def parse_spec(config: Mapping[str, Any], eos_ids: int | list[int] | None = None
             has_output_bias=attention_bias and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM"),
             has_mlp_bias=bool(config.get("mlp_bias", False)),
             has_qk_norm=has_qk_norm,
-            eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+            eos_ids=tuple(int(token) for token in eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
         )
     except KeyError as e:
         raise CorruptModel(f"config.json has no {e.args[0]!r}; it is not a complete {architecture} config") from e
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as e:
+        raise CorruptModel(f"config.json is no {architecture} config ({e}); download the model again") from e
+    _check_sizes(spec)
+    return spec
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -184,9 +181,25 @@ def _refuse_unknown(config: Mapping[str, Any], architecture: str) -> None:
             refuse(f"{key} {config[key]}", "mixtures of experts are not computed")
 
 
+def _check_sizes(spec: ModelSpec) -> None:
+    """Numbers that no model can have."""
+    sizes = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "intermediate", "n_vocab", "max_length")
+    for name in sizes:
+        if getattr(spec, name) < 1:
+            raise CorruptModel(f"config.json says {name} is {getattr(spec, name)}; it must be at least 1")
+    if spec.n_heads % spec.n_kv_heads:
+        raise CorruptModel(f"config.json has {spec.n_heads} heads, no multiple of its {spec.n_kv_heads} key heads")
+    if spec.head_dim % 2:
+        raise CorruptModel(f"config.json has heads of odd size {spec.head_dim}; rotary embedding needs pairs")
+
+
 def _rope(config: Mapping[str, Any]) -> Rope:
     """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
     found = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    if found.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel(
+            f"partial_rotary_factor {found['partial_rotary_factor']} is not supported; only full rotary embedding is"
+        )
     kind = str(found.get("rope_type", found.get("type", "default")))
     theta = float(found.get("rope_theta", config.get("rope_theta", 10000.0)))
     if kind == "default":

@@ -33,7 +33,7 @@ def fill(model: Transformer, tensors: Iterator[tuple[str, Tensor]], source: Path
                 f"{name!r} in {source} is {list(tensor.shape)}; config.json says {list(place.shape)}: "
                 "weights and config do not belong together"
             )
-        place.copy_(tensor.to(place.dtype))
+        place.copy_(tensor)  # converts as it copies
         missing.discard(name)
     if missing:
         some = ", ".join(sorted(missing)[:3])
@@ -96,7 +96,10 @@ def safetensors_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
     if index.exists():
-        files = [folder / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict):
+            raise CorruptModel(f"{index} has no weight_map; download the model again")
+        files = [folder / name for name in sorted({str(name) for name in places.values()})]
     elif single.exists():
         files = [single]
     else:

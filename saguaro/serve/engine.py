@@ -162,6 +162,7 @@ class Engine:
         if any(output.request.finish_reason is None for output in job.outputs):
             raise UnknownRequest(f"request {request_id!r} has not finished; step until it has")
         del self._jobs[request_id]
+        self._early = [delta for delta in self._early if delta.request_id != request_id]
         for output in job.outputs:
             del self._by_request[output.request]
         return Result(job.id, job.prompt, job.prompt_token_ids, [_completion(output) for output in job.outputs])

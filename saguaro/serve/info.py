@@ -23,7 +23,7 @@ def describe(llm: LLM) -> dict[str, Any]:
         "model": engine.loaded.name,
         "path": str(engine.loaded.path),
         "architecture": spec.architecture,
-        "parameters": spec.n_params,
+        "parameters": engine.loaded.n_params,
         "layers": spec.n_layers,
         "hidden": spec.hidden,
         "heads": f"{spec.n_heads} of {spec.head_dim}, {spec.n_kv_heads} for keys",

@@ -22,7 +22,7 @@ class Sequence:
 class PoolMachine(RuleBasedStateMachine):
     """Sequences that come, grow, speculate and go.
 
-    `content` models the memory: what a slot holds is the whole text up to it, for keys and values depend on all of it.
+    `content` models the memory: a slot holds the whole text up to it, since keys and values depend on all of it.
     """
 
     @initialize(n_pages=st.integers(2, 9), page_size=st.integers(1, 4), caching=st.sampled_from([True, True, False]))
@@ -103,9 +103,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(
-    max_examples=250, stateful_step_count=40, deadline=None, derandomize=True, database=None
-)
+TestPool.settings = settings(max_examples=250, stateful_step_count=40, deadline=None, derandomize=True, database=None)
 
 
 def computed(pool: PagePool, text: list[int], n_computed: int | None = None) -> PageTable:

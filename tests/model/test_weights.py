@@ -1,7 +1,9 @@
 """Whatever file the weights come from, the same model comes out of it."""
 
+import copy
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +48,11 @@ def test_shards_are_the_single_file(tmp_path: Path) -> None:
 
 
 def test_a_bfloat16_checkpoint_is_computed_in_float32(tmp_path: Path) -> None:
-    model = tiny_model("llama").bfloat16()
-    model.save_pretrained(tmp_path)
-    assert difference(logits_of(tmp_path), expected(model.float())) < TOLERANCE
+    from transformers import AutoModelForCausalLM
+
+    tiny_model("llama").bfloat16().save_pretrained(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert difference(logits_of(tmp_path), expected(theirs)) < TOLERANCE
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -99,6 +103,13 @@ def test_a_gguf_file_is_the_model_it_was_made_of(
     assert difference(logits_of(path), expected(through(model, kind))) < TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_a_gguf_file_of_another_kind(tmp_path: Path, name: str) -> None:
+    kind, model = gguf.GGMLQuantizationType[name], tiny_model("qwen2")
+    path = write_gguf(tmp_path / "tiny.gguf", model, kind)
+    assert difference(logits_of(path), expected(through(model, kind))) < TOLERANCE
+
+
 def test_quantisation_changes_the_weights() -> None:
     """Or the test above would show nothing for Q8_0."""
     before = expected(tiny_model("llama"))
@@ -114,9 +125,7 @@ def test_a_gguf_file_talks_as_the_folder_does(tmp_path: Path) -> None:
     ]
     greedy = SamplingParams(temperature=0, max_tokens=12)
     messages = [{"role": "user", "content": "the thin café"}]
-    talked = [
-        [llm.generate("in the end, é", greedy)[0], llm.chat(messages, greedy)[0]] for llm in two
-    ]
+    talked = [[llm.generate("in the end, é", greedy)[0], llm.chat(messages, greedy)[0]] for llm in two]
     for ours, theirs in zip(*talked, strict=True):
         assert ours.prompt_token_ids == theirs.prompt_token_ids
         assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
@@ -139,14 +148,24 @@ print(1024 * before, 1024 * kib("VmHWM"), loaded.weight_bytes)
 """
 
 
+@pytest.fixture(scope="module")
+def big() -> Any:
+    """200 MB of weights."""
+    sizes: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 1000}
+    return tiny_model("llama", **sizes, num_attention_heads=8, num_key_value_heads=8, num_hidden_layers=3)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_loading_makes_no_second_copy(tmp_path: Path, dtype: torch.dtype) -> None:
-    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8, "num_key_value_heads": 8}
-    model = tiny_model("llama", **sizes, num_hidden_layers=3, vocab_size=1000)
-    model.to(dtype).save_pretrained(tmp_path)
-    command = [sys.executable, "-c", _MEASURE, str(tmp_path)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+@pytest.mark.parametrize("source", ["float32", "bfloat16", "gguf"])
+def test_loading_makes_no_second_copy(big: Any, source: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest would keep these for three runs
+        path = Path(folder)
+        if source == "gguf":
+            path = write_gguf(path / "big.gguf", big)
+        else:
+            copy.deepcopy(big).to(getattr(torch, source)).save_pretrained(path)
+        command = [sys.executable, "-c", _MEASURE, str(path)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     baseline, peak, weights = map(int, output.split())
     assert weights > 200e6
     assert 0.9 * weights < peak - baseline < 1.3 * weights

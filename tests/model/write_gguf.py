@@ -1,6 +1,8 @@
 """Write a transformers model as llama.cpp's converter does, through the `gguf` package and its own tensor names."""
 
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,20 @@ Array = NDArray[np.float32]
 F32, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
 
 
-def write_gguf(path: Path, model: Any, kind: gguf.GGMLQuantizationType = F32, family: str | None = None) -> Path:
-    """Write matrices as `kind` and vectors in float32; `family` overrides the architecture's name."""
+def write_gguf(
+    path: Path,
+    model: Any,
+    kind: gguf.GGMLQuantizationType = F32,
+    *,
+    family: str | None = None,
+    add: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+) -> Path:
+    """Write matrices as `kind` and vectors in float32; `family` overrides the architecture's name, `add` adds more."""
     config = model.config
     writer = gguf.GGUFWriter(path, family or config.model_type)
     _add_metadata(writer, config)
     _add_tokenizer(writer, config.vocab_size)
+    add(writer)
     names = gguf.get_tensor_name_map(_architecture(config.model_type), config.num_hidden_layers)
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -96,8 +106,6 @@ def _add_tokenizer(writer: gguf.GGUFWriter, n_vocab: int) -> None:
 
 
 def _merges(tokenizer: Any) -> list[list[str]]:
-    import json
-
     found: list[list[str]] = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     return found
 

@@ -103,12 +103,12 @@ def test_a_text_that_begins_in_pages(pair: Pair, is_first_gone: bool) -> None:
 
 
 def test_rows_of_different_lengths_in_scattered_pages(pair: Pair) -> None:
-    """Three texts grow in turns, so that their pages interleave; each step mixes whole prompts, chunks and single tokens.
+    """Three texts grow in turns, so that their pages interleave; a step mixes whole prompts, chunks and single tokens.
 
-        step       0        1        2       3
-        text 0   0 .. 9   .. 10    .. 11   .. 30
-        text 1   0 .. 1   .. 18    .. 19   .. 20
-        text 2            0 .. 5   .. 29   .. 30
+    step       0        1        2       3
+    text 0   0 .. 9   .. 10    .. 11   .. 30
+    text 1   0 .. 1   .. 18    .. 19   .. 20
+    text 2            0 .. 5   .. 29   .. 30
     """
     texts = [random_tokens(n, pair.n_vocab, seed=n) for n in (30, 20, 31)]
     ends = [[9, 10, 11, 30], [1, 18, 19, 20], [0, 5, 29, 31]]
@@ -118,8 +118,8 @@ def test_rows_of_different_lengths_in_scattered_pages(pair: Pair) -> None:
         spans = [(0 if at == 0 else end[at - 1], end[at]) for end in ends]
         moving = [row for row, (start, stop) in enumerate(spans) if start < stop]
         logits = pair.ours.step([(tables[row], texts[row], *spans[row]) for row in moving])
-        for row, some in zip(moving, logits, strict=True):
-            found[row].append(some)
+        for row, new in zip(moving, logits, strict=True):
+            found[row].append(new)
     for table, text, some in zip(tables, texts, found, strict=True):
         assert table.pages != list(range(table.pages[0], table.pages[0] + len(table.pages)))
         assert difference(torch.cat(some), reference(pair.theirs, text)) < TOLERANCE

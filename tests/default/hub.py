@@ -1,0 +1,66 @@
+"""A small Hugging Face Hub on loopback: real HTTP, files of a folder under one repository name."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@contextmanager
+def serve_hub(repo: str, folder: Path) -> Iterator[str]:
+    """Serve the folder's files as a repository; the Hub's address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            self._answer(with_body=False)
+
+        def do_GET(self) -> None:
+            self._answer(with_body=True)
+
+        def _answer(self, with_body: bool) -> None:
+            path = unquote(self.path.split("?")[0])
+            if path.startswith(f"/api/models/{repo}/tree/"):
+                files = [{"type": "file", "path": p.name, "size": p.stat().st_size, "oid": COMMIT} for p in _files()]
+                self._send(200, json.dumps(files).encode(), with_body)
+            elif path.startswith(f"/api/models/{repo}"):
+                listing = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": p.name} for p in _files()]}
+                self._send(200, json.dumps(listing).encode(), with_body)
+            elif path.startswith(f"/{repo}/resolve/") and (folder / path.rsplit("/", 1)[1]).is_file():
+                file = folder / path.rsplit("/", 1)[1]
+                self._send(200, file.read_bytes(), with_body, etag=f'"{file.name}-{file.stat().st_size}"')
+            else:
+                self._send(404, b"{}", with_body, error="RepoNotFound")
+
+        def _send(self, status: int, body: bytes, with_body: bool, etag: str = '"x"', error: str = "") -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("ETag", etag)
+            self.send_header("X-Repo-Commit", COMMIT)
+            if error:
+                self.send_header("X-Error-Code", error)
+            self.end_headers()
+            if with_body:
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    def _files() -> list[Path]:
+        return sorted(path for path in folder.iterdir() if path.is_file())
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

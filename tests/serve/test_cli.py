@@ -1,0 +1,161 @@
+"""The `saguaro` command as a user runs it: real processes."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from saguaro.model.tiny import write_tiny
+
+SAGUARO = [sys.executable, "-m", "saguaro"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny model's folder."""
+    return str(write_tiny(tmp_path_factory.mktemp("tiny"), "llama"))
+
+
+def saguaro(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run([*SAGUARO, *args], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+
+def test_generate_prints_one_json_object_per_prompt_in_order(tiny: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    entries = [{"id": "a", "prompt": "the end"}, {"prompt": "x" * 500}, {"id": "c", "prompt": "in an inn"}]
+    file.write_text("\n".join(json.dumps(entry) for entry in entries))
+    done = saguaro("generate", "--model", tiny, "--prompts", str(file), "--max-tokens", "6", "--seed", "3", "--json")
+    first, second, third = (json.loads(line) for line in done.stdout.splitlines())
+    keys = {"id", "text", "token_ids", "finish_reason", "seed", "n_tokens", "ttft_ms", "decode_tok_s"}
+    assert (set(first), first["id"], third["id"]) == (keys, "a", "c")
+    assert first["n_tokens"] == len(first["token_ids"]) <= 6
+    assert first["seed"] == 3
+    assert second["id"] == "1"
+    assert "500 tokens" in second["error"]
+    assert done.returncode == 1
+
+
+def test_generate_streams_text_and_reports_metrics(tiny: str) -> None:
+    args = ("generate", "--model", tiny, "--prompt", "the", "--max-tokens", "8", "--temperature", "0")
+    done = saguaro(*args, "--metrics")
+    assert done.returncode == 0, done.stderr
+    assert "tok/s" in done.stderr
+    assert "imports" in done.stderr
+    line = json.loads(saguaro(*args, "--json", "--method", "ar").stdout)
+    assert done.stdout == line["text"] + "\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["generate"], "give either --prompt TEXT or --prompts FILE"),
+        (["generate", "--prompt", "x", "--temperature", "-1"], "temperature is -1.0; it must be 0 (greedy) or more"),
+        (["generate", "--prompt", "x", "--method", "arr"], "method is 'arr'; did you mean 'ar'?"),
+        (["generate", "--prompt", "x", "--model", "/no/such"], "'/no/such' is no folder"),
+        (["generate", "--prompts", "/no/such.jsonl"], "cannot read prompts from /no/such.jsonl"),
+        (["generate", "--prompt", "x", "--top-p", "zero"], "zero"),
+        (["info", "--kv-memory", "lots"], "kv_memory is 'lots'; write a size such as 512MiB"),
+        (["generate", "--promt", "x"], "--prompt"),
+    ],
+)
+def test_mistakes_are_explained(args: list[str], message: str) -> None:
+    done = saguaro(*args)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_info_describes_the_model(tiny: str) -> None:
+    facts = json.loads(saguaro("info", "--model", tiny, "--kv-memory", "1MiB", "--json").stdout)
+    assert facts["architecture"] == "LlamaForCausalLM"
+    assert facts["kv_bytes"] <= 2**20
+    assert facts["kv_tokens"] * facts["kv_bytes_per_token"] == facts["kv_bytes"]
+    assert "max model len" in saguaro("info", "--model", tiny).stdout
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(default_folder: Path) -> None:
+    with Terminal([*SAGUARO, "chat", "--model", str(default_folder), "--temperature", "0", "--metrics"]) as terminal:
+        terminal.wait_for(lambda text: text.endswith("> "))
+        terminal.type("Write a very long story about the sea.\n")
+        terminal.wait_for(lambda text: "sea." in text and len(text.split("sea.", 1)[1]) > 60)
+        terminal.type("\x03")
+        terminal.wait_for(lambda text: "tok/s" in text and text.endswith("> "))
+        terminal.type("What is the capital of France?\n")
+        terminal.wait_for(lambda text: "Paris" in text and text.count("tok/s") == 2 and text.endswith("> "))
+        terminal.type("/history\n")
+        terminal.wait_for(lambda text: "user: What is the capital of France?" in text and text.endswith("> "))
+        terminal.type("/quit\n")
+        assert terminal.process.wait(timeout=60) == 0
+
+
+def test_chat_reads_a_pipe_to_its_end(tiny: str) -> None:
+    args = [*SAGUARO, "chat", "--model", tiny, "--max-tokens", "4"]
+    done = subprocess.run(args, input="the\n/nonsense\n/reset\nthe\n", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "/nonsense is no command" in done.stderr
+    assert "Forgotten" in done.stderr
+
+
+def test_a_full_context_drops_the_oldest_turns(tiny: str) -> None:
+    args = [*SAGUARO, "chat", "--model", tiny, "--max-model-len", "96", "--max-tokens", "16"]
+    questions = "\n".join(["the end of the tale"] * 4) + "\n"
+    done = subprocess.run(args, input=questions, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "oldest turns are forgotten" in done.stderr
+
+
+def test_interrupting_generate_leaves_quietly(tiny: str) -> None:
+    args = [*SAGUARO, "generate", "--model", tiny, "--prompt", "x", "--max-tokens", "240", "--ignore-eos"]
+    with Terminal(args) as terminal:
+        terminal.wait_for(lambda text: len(text) > 0)
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(timeout=60) in (0, 130)
+        assert "Traceback" not in terminal.text
+
+
+class Terminal:
+    """A program in a pseudo-terminal."""
+
+    def __init__(self, args: list[str]) -> None:
+        self._main, child = pty.openpty()
+        environment = {**os.environ, "TERM": "dumb", "COLUMNS": "200"}
+        self.process = subprocess.Popen(args, stdin=child, stdout=child, stderr=child, env=environment, close_fds=True)
+        os.close(child)
+        self.text = ""
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._main)
+
+    def type(self, text: str) -> None:
+        """Press keys; Ctrl-C is sent as the signal the terminal would send."""
+        if text == "\x03":
+            self.process.send_signal(signal.SIGINT)
+        else:
+            os.write(self._main, text.encode())
+
+    def wait_for(self, is_there: Callable[[str], bool], seconds: float = 120) -> None:
+        """Read until the screen shows something."""
+        end = time.monotonic() + seconds
+        while not is_there(self.text):
+            ready, _, _ = select.select([self._main], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"not seen within {seconds} s; the screen shows: {self.text!r}"
+            try:
+                self.text += os.read(self._main, 65536).decode(errors="replace").replace("\r", "")
+            except OSError:
+                assert is_there(self.text), f"ended early; the screen shows: {self.text!r}"
