@@ -1,5 +1,9 @@
 """What tests share: threads, and the default model."""
 
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does, and before torch is loaded
+
 from pathlib import Path
 
 import pytest

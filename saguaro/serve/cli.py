@@ -4,6 +4,7 @@ Flags are the fields of EngineConfig and SamplingParams. Results go to standard 
 error; the exit status is 0, or 1 when some prompt failed, or 2 when nothing could be done.
 """
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -114,6 +115,9 @@ Command = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the `saguaro` command."""
+    # OpenMP's threads spin while they wait for each other. On a machine that is busy with something else that makes a
+    # step 50 times slower, so let them spin for some microseconds and then sleep (docs/log.md). Read when torch loads.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         command = parse(sys.argv[1:] if argv is None else argv)
         sys.exit(run(command))
