@@ -90,13 +90,14 @@ def _tokens(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> int:
     return sum(len(result.token_ids) for result in llm.generate(prompts, params))
 
 
+# The child's own peak: ru_maxrss would count what the parent held when it started the child.
 _MEMORY = """
-import json, resource
+import json
 from saguaro import LLM, SamplingParams
 llm = LLM(device="cpu", dtype="float32", threads={threads})
 llm.generate([f"Write about the number {{i}}." for i in range(8)], SamplingParams(max_tokens=64, ignore_eos=True))
-print(json.dumps([llm.engine.loaded.weight_bytes, llm.engine.kv.n_bytes,
-                  resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps([llm.engine.loaded.weight_bytes, llm.engine.kv.n_bytes, int(peak.split()[1]) * 1024]))
 """
 
 

@@ -75,7 +75,7 @@ def logprobs(logits: Tensor, tokens: Tensor, n_top: int) -> tuple[TokenLogprobs,
     """Log-probabilities of these tokens and of the n_top likeliest, under the model's own distribution."""
     all_logprobs = logits.log_softmax(-1)
     chosen = all_logprobs.gather(1, tokens[:, None])[:, 0].tolist()
-    best = all_logprobs.topk(n_top, dim=-1)
+    best = all_logprobs.topk(min(n_top, logits.shape[1]), dim=-1)
     tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return tuple(
         TokenLogprobs(token, logprob, tuple(zip(ids, values, strict=True)))

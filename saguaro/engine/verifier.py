@@ -22,7 +22,7 @@ class Pending:
     targets: Tensor  # [B, K+1] int64: the target's tokens; beyond a row's speculation: 0
     n_accepted: Tensor  # [B]
     bonus: Tensor  # [B]
-    raw: Tensor | None  # [L, V] logits before any shaping, if someone asked for logprobs
+    raw: Tensor | None  # [L, known V] logits before any shaping, if someone asked for logprobs
     first: list[int]  # [B] index of each row's first logit
 
     def outcome(self) -> Outcome:
@@ -59,7 +59,7 @@ class Verifier:
         segments = [_segment(row, drafted[i] if i < len(sampling) else ()) for i, row in enumerate(batch.rows)]
         logits = self._runner.forward(flatten(segments, self._page_size, self._runner.device))
         wants_logprobs = any(row.request.params.logprobs is not None for row in sampling)
-        raw = logits.clone() if wants_logprobs else None
+        raw = logits[:, : self._sampler.n_known].clone() if wants_logprobs else None
         places: list[Place] = [
             (row.request, tokens[:j])
             for row, tokens in zip(sampling, drafted, strict=True)

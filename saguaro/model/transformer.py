@@ -46,10 +46,10 @@ def add_product(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Te
     return torch.addmm(x if bias is None else x + bias, y, weight)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [T, h, d], [T, 1, d], [T, 1, d]
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:  # [T, h, d] in place, [T, 1, d], [T, 1, d]
     """Rotary position embedding; the second half of a head is the other coordinate of the first."""
     turned = x.roll(x.shape[-1] // 2, -1)  # the minus sign lives in sin
-    return torch.addcmul(x * cos, turned, sin)
+    x.mul_(cos).addcmul_(turned, sin)
 
 
 class Layer(nn.Module):
@@ -88,7 +88,7 @@ class Layer(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             heads[:, :n_q] = F.rms_norm(heads[:, :n_q], (self.head_dim,), self.q_norm, self.eps)
             heads[:, n_q:n_qk] = F.rms_norm(heads[:, n_q:n_qk], (self.head_dim,), self.k_norm, self.eps)
-        heads[:, :n_qk] = rotate(heads[:, :n_qk], cos, sin)
+        rotate_(heads[:, :n_qk], cos, sin)
         return heads[:, :n_q], heads[:, n_q:]
 
 
@@ -121,7 +121,7 @@ class Transformer(nn.Module):
         return torch.mm(F.rms_norm(hidden, hidden.shape[-1:], self.norm, self.spec.norm_eps), self.head).float()
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [T] -> cos and sin [T, 1, d]; sin is negative on the first half (see rotate)."""
+        """positions [T] -> cos and sin [T, 1, d]; sin is negative on the first half (see rotate_)."""
         angle = positions[:, None].float() * self.frequencies  # [T, d / 2]
         cos, sin = angle.cos(), angle.sin()
         return (
