@@ -5,6 +5,7 @@ p', the distribution after penalties, bias, temperature, top-k, top-p and min-p,
 the plain argmax. Removed tokens have score -inf. Ties at a threshold are kept, so no result depends on a sort.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -129,6 +130,18 @@ def _pairs(seeds: Tensor, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Te
     """[R], [R], [R, C] -> three of [R * C]."""
     n = tokens.shape[1]
     return seeds.repeat_interleave(n), positions.repeat_interleave(n), tokens.flatten()
+
+
+def saguaro_logits(logits: Tensor, fan_out: int, c: float) -> Tensor:  # [R, V] -> [R, V]
+    """Saguaro sampling (Definition 14): the draft takes the fan_out best tokens c times as often, so that what the
+    target adds after a rejection is more likely one of them.
+
+    >>> q = torch.tensor([[0.41, 0.41, 0.09, 0.09]])
+    >>> saguaro_logits(q.log(), fan_out=2, c=0.7783).softmax(-1)
+    tensor([[0.3900, 0.3900, 0.1100, 0.1100]])
+    """
+    best = logits.topk(min(fan_out, logits.shape[1]), dim=-1).indices
+    return logits.scatter_add(1, best, torch.full_like(logits, math.log(c)).gather(1, best))
 
 
 def penalise(

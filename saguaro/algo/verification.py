@@ -1,5 +1,12 @@
-"""Which speculated tokens stand (DESIGN section 5). Shared noise: the target's token at every position is fixed by
-(logits, parameters, seed, position), so verification is comparison. The longest matching prefix is accepted."""
+"""Which speculated tokens stand (DESIGN section 5): two rules, both exact.
+
+Shared noise: the target's token at every position is fixed by (logits, parameters, seed, position), so verification is
+comparison. The draft's probabilities are not needed, and the output does not depend on the draft at all.
+
+Rejection (the paper's, section 2.1): a token drawn from q is accepted with probability min(1, p/q); the first rejected
+one is replaced by a sample of the residual. The output has the target's law if and only if q is the very distribution
+the token was drawn from; for a token that was not drawn, q is one-hot.
+"""
 
 import torch
 from torch import Tensor
@@ -10,7 +17,7 @@ def accept(
     tokens: Tensor,  # [B, K] int64: the speculation
     length: Tensor,  # [B] int64: how many of the K are real
 ) -> tuple[Tensor, Tensor]:  # n_accepted [B], bonus [B]
-    """Accept the longest prefix equal to the target's tokens; the bonus is the target's token after it.
+    """Shared noise: accept the longest prefix equal to the target's tokens; the bonus is the target's token after it.
 
     >>> accept(torch.tensor([[5, 6, 7], [5, 6, 7]]), torch.tensor([[5, 9], [5, 6]]), torch.tensor([2, 2]))
     (tensor([1, 2]), tensor([6, 7]))
@@ -18,7 +25,59 @@ def accept(
     (tensor([0]), tensor([5]))
     """
     k = tokens.shape[1]
-    real = torch.arange(k, device=tokens.device) < length[:, None]
-    matches = (tokens == targets[:, :k]) & real
-    n_accepted = matches.long().cumprod(1).sum(1)
+    n_accepted = _prefix(tokens == targets[:, :k], length)
     return n_accepted, targets.gather(1, n_accepted[:, None])[:, 0]
+
+
+def reject(
+    p: Tensor,  # [B, K+1, V]: the target's distribution after each prefix
+    q: Tensor,  # [B, K, V]: the distribution each token was drawn from
+    tokens: Tensor,  # [B, K] int64: the speculation
+    length: Tensor,  # [B] int64: how many of the K are real
+    coins: Tensor,  # [B, K] uniform in [0, 1)
+    noise: Tensor,  # [B, V] Gumbel, for the bonus
+) -> tuple[Tensor, Tensor]:  # n_accepted [B], bonus [B]
+    """Rejection: accept by coin; the bonus is drawn from the residual at the first rejection, or from p at the end.
+
+    >>> p, q = torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]), torch.tensor([[[1.0, 0.0]]])
+    >>> none = torch.zeros(1, 2)
+    >>> reject(p, q, torch.tensor([[0]]), torch.tensor([1]), torch.tensor([[0.4]]), none)  # 0.4 < p/q: accepted
+    (tensor([1]), tensor([0]))
+    >>> reject(p, q, torch.tensor([[0]]), torch.tensor([1]), torch.tensor([[0.6]]), none)  # the residual is token 1
+    (tensor([0]), tensor([1]))
+    """
+    b, k, v = q.shape
+    n_accepted = _prefix(coins < acceptance(p[:, :k], q, tokens), length)
+    last = n_accepted[:, None, None].expand(b, 1, v)
+    after = p.gather(1, last)[:, 0]  # [B, V]: p where the bonus goes
+    if k:
+        drawn = q.gather(1, last.clamp(max=k - 1))[:, 0]
+        after = torch.where((n_accepted < length)[:, None], residual(after, drawn), after)
+    return n_accepted, (after.log() + noise).argmax(-1)
+
+
+def acceptance(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:  # [..., V], [..., V], [...] -> [...]
+    """Probability that a token drawn from q is accepted: min(1, p/q).
+
+    >>> acceptance(torch.tensor([0.2, 0.8]), torch.tensor([0.4, 0.6]), torch.tensor(0))
+    tensor(0.5000)
+    """
+    at = tokens[..., None]
+    return (p.gather(-1, at) / q.gather(-1, at))[..., 0].clamp(max=1)
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:  # [..., V], [..., V] -> [..., V]
+    """What is left of p where q took too little: max(p - q, 0), normalised; p itself where nothing is left.
+
+    >>> residual(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.7, 0.1, 0.2]))
+    tensor([0., 1., 0.])
+    """
+    left = (p - q).clamp(min=0)
+    total = left.sum(-1, keepdim=True)
+    return torch.where(total > 0, left / total.clamp(min=torch.finfo(p.dtype).tiny), p)
+
+
+def _prefix(matches: Tensor, length: Tensor) -> Tensor:  # [B, K] bool, [B] -> [B]
+    """How many of a row's first `length` matches hold before the first that does not."""
+    real = torch.arange(matches.shape[1], device=matches.device) < length[:, None]
+    return (matches & real).long().cumprod(1).sum(1)

@@ -140,6 +140,7 @@ def _download(gguf: Path, progress: Progress, sources: "list[Source]") -> None:
                 actual = sha256(found)
                 if actual != GGUF_SHA256:
                     raise DownloadError(f"its SHA-256 is {actual[:12]}..., expected {GGUF_SHA256[:12]}...")
+                progress("checking", 1, 1)
                 found.replace(gguf)
                 return
             except Exception as e:  # whatever a source raises, the next one is tried and all are reported

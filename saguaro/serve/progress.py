@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from saguaro.model.default import Progress as Report
 
@@ -13,7 +13,7 @@ from saguaro.model.default import Progress as Report
 def progress_bar() -> Iterator[Report]:
     """A callback that draws one line per stage; nothing is drawn until it is called."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description:>24}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description:>24}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=console)
     stages: dict[str, TaskID] = {}
 
