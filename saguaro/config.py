@@ -119,6 +119,8 @@ class EngineConfig:
 
     method: str = "ar"
     """The decoding method (see saguaro.methods)."""
+    lookahead: int = 4
+    """Most tokens speculated per round and request (K), where the method speculates."""
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto: a GPU if there is one."""
     dtype: str = "auto"
@@ -152,6 +154,7 @@ class EngineConfig:
             self.max_model_len is None or self.max_model_len >= 2,
             "at least 2",
         )
+        _check("lookahead", self.lookahead, 1 <= self.lookahead <= 64, "between 1 and 64")
         _check("max_batch_rows", self.max_batch_rows, self.max_batch_rows >= 1, "at least 1")
         enough = self.max_batch_tokens >= self.max_batch_rows
         _check(

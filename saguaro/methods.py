@@ -15,10 +15,18 @@ class Method:
     planner: str  # which outcomes are prepared
     fallback: str  # who drafts a row whose outcome was not prepared
 
+    @property
+    def drafts(self) -> bool:
+        """Whether there is any speculation."""
+        return self.fallback != "empty" or self.planner != "nothing"
+
 
 METHODS = {
     method.name: method
-    for method in (Method("ar", "the target alone, one token per round", planner="nothing", fallback="empty"),)
+    for method in (
+        Method("ar", "the target alone, one token per round", planner="nothing", fallback="empty"),
+        Method("ngram", "drafts from the text so far, without a model", planner="nothing", fallback="ngram"),
+    )
 }
 
 

@@ -28,6 +28,18 @@ class Speculation:
         none = torch.zeros(n_rows, dtype=torch.int64)
         return Speculation(torch.zeros(n_rows, 0, dtype=torch.int64), none, none.bool())
 
+    @staticmethod
+    def of(proposed: "Sequence[Sequence[int]]", lookahead: int) -> "Speculation":
+        """Proposals of any length up to the lookahead, none of them a hit.
+
+        >>> Speculation.of([[7], []], lookahead=2).length
+        tensor([1, 0])
+        """
+        padded = [[*tokens, *[0] * (lookahead - len(tokens))] for tokens in proposed]
+        length = torch.tensor([len(tokens) for tokens in proposed], dtype=torch.int64)
+        tokens = torch.tensor(padded, dtype=torch.int64).view(len(proposed), lookahead)
+        return Speculation(tokens, length, torch.zeros(len(proposed), dtype=torch.bool))
+
     def clip(self, limit: Tensor) -> "Speculation":  # limit: [B] int64
         """The same speculation, no row longer than its limit."""
         return Speculation(self.tokens, self.length.minimum(limit), self.hit)
@@ -74,6 +86,22 @@ class Joined:
 
     slot: int
     tokens: Sequence[int]
+
+
+class Drafter(Protocol):
+    """Proposes tokens after texts. It follows each row from admissions and outcomes alone."""
+
+    def admit(self, rows: Sequence[Joined]) -> None:
+        """Learn these rows and their text."""
+
+    def retire(self, slots: Sequence[int]) -> None:
+        """Forget these rows."""
+
+    def commit(self, outcome: Outcome) -> None:
+        """Append to each row what the target accepted and put."""
+
+    def draft(self, slots: Sequence[int], lookahead: int) -> Speculation:
+        """Propose up to `lookahead` tokens for each of these rows, in this order."""
 
 
 class DraftLink(Protocol):

@@ -32,6 +32,7 @@ class Request:
     n_computed: int = 0
     n_cached: int = 0  # of the prompt, found in the prefix cache at the first admission
     n_preempted: int = 0
+    n_rounds: int = 0  # that gave it tokens
     finish_reason: FinishReason | None = None
     first_token_at: float | None = None
     finished_at: float | None = None

@@ -143,6 +143,7 @@ class Scheduler:
             request.n_computed = row.start + row.n_tokens
             if row.samples:
                 n_accepted = accepted[index]
+                request.n_rounds += 1
                 request.n_computed += n_accepted
                 new = [*drafted[index][:n_accepted], bonus[index]]
                 logprobs = outcome.logprobs[index] if outcome.logprobs else ()

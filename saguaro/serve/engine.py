@@ -13,6 +13,7 @@ import torch
 
 from saguaro import rng
 from saguaro.config import EngineConfig, SamplingParams
+from saguaro.draft.ngram import Ngram
 from saguaro.engine.attention import SDPAttention
 from saguaro.engine.kv import KVCache, KVPlan, plan_kv
 from saguaro.engine.pages import PagePool
@@ -22,11 +23,12 @@ from saguaro.engine.sampler import Sampler
 from saguaro.engine.scheduler import Commit, Scheduler
 from saguaro.engine.verifier import Verifier
 from saguaro.errors import ConfigError, UnknownRequest
-from saguaro.methods import find_method
+from saguaro.methods import Method, find_method
 from saguaro.model.load import Loaded, load
 from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
 from saguaro.round import Round
 from saguaro.serve.results import Completion, Delta, Result, timings_of
+from saguaro.transport.inline import Inline
 from saguaro.transport.silent import Silent
 from saguaro.types import DraftLink, FinishReason, TokenLogprobs
 
@@ -59,8 +61,6 @@ class Engine:
         loaded: Loaded,
         tokenizer: Tokenizer,
         config: EngineConfig,
-        link: DraftLink | None = None,
-        lookahead: int = 0,
     ) -> None:
         self.method = find_method(config.method)
         spec, device, dtype = loaded.model.spec, loaded.model.device, loaded.model.dtype
@@ -72,11 +72,11 @@ class Engine:
             max_length=self.kv.max_length,
             max_rows=config.max_batch_rows,
             max_tokens=config.max_batch_tokens,
-            lookahead=lookahead,
+            lookahead=config.lookahead if self.method.drafts else 0,
         )
         runner = Runner(loaded.model, SDPAttention(KVCache(self.kv, spec, device, dtype)))
         verifier = Verifier(runner, Sampler(min(tokenizer.n_vocab, spec.n_vocab)), self.kv.page_size)
-        self.round = Round(self.scheduler, verifier, link if link is not None else Silent())
+        self.round = Round(self.scheduler, verifier, make_link(self.method, config))
         eos = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
         self.eos_ids = frozenset([*spec.eos_ids, *eos])
         self._jobs: dict[str, _Job] = {}
@@ -225,7 +225,13 @@ def _completion(output: _Output) -> Completion:
         seed=request.seed,
         logprobs=request.logprobs if request.params.logprobs is not None else None,
         timings=timings_of(request),
+        n_rounds=request.n_rounds,
     )
+
+
+def make_link(method: Method, config: EngineConfig) -> DraftLink:
+    """The link to whoever drafts for a method."""
+    return Inline(Ngram(), config.lookahead) if method.drafts else Silent()
 
 
 def build_engine(name: str, path: Path, config: EngineConfig, tokenizer: Path | None = None) -> Engine:

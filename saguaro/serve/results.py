@@ -41,6 +41,7 @@ class Completion:
     seed: int  # the same seed, prompt and parameters give the same output again
     logprobs: list[TokenLogprobs] | None
     timings: Timings
+    n_rounds: int  # rounds that gave it tokens: as many as tokens, less what speculation saved
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from saguaro.config import SamplingParams
+from saguaro.draft.ngram import Ngram
+from saguaro.draft.scripted import Script, Scripted
 from saguaro.engine.attention import SDPAttention
 from saguaro.engine.kv import KVCache, KVPlan
 from saguaro.engine.pages import PagePool
@@ -26,7 +28,7 @@ from saguaro.engine.verifier import Verifier
 from saguaro.model.spec import ModelSpec, Rope
 from saguaro.model.transformer import Transformer
 from saguaro.round import Round
-from saguaro.transport.scripted import Script, Scripted
+from saguaro.transport.inline import Inline
 from saguaro.transport.silent import Silent
 from saguaro.types import DraftLink, Joined, Outcome, Speculation
 
@@ -86,6 +88,11 @@ def new_model(seed: int) -> Transformer:
 
 
 @torch.inference_mode()
+def scripted(script: Script, lookahead: int) -> Inline:
+    """A link to a drafter that reads from a script."""
+    return Inline(Scripted(script), lookahead)
+
+
 def true_logits(model: Transformer, text: Sequence[int]) -> Tensor:  # [V] float32
     """The logits after a text, computed from nothing."""
     hidden = model(torch.tensor(text), torch.arange(len(text)), Written())
@@ -274,14 +281,14 @@ def test_no_speculation_changes_a_token(
     script: Callable[[Sequence[list[int]]], Script],
     lookahead: int,
 ) -> None:
-    rig = new_rig(model, Scripted(script(texts), lookahead), lookahead=lookahead)
+    rig = new_rig(model, scripted(script(texts), lookahead), lookahead=lookahead)
     assert rig.run(new_requests()) == truth
 
 
 def test_a_link_that_offers_more_than_there_is_room_for_is_cut(
     model: Transformer, truth: list[list[int]], texts: list[list[int]]
 ) -> None:
-    rig = new_rig(model, Scripted(oracle(texts), lookahead=6), lookahead=2)
+    rig = new_rig(model, scripted(oracle(texts), lookahead=6), lookahead=2)
     assert rig.run(new_requests()) == truth
 
 
@@ -291,14 +298,14 @@ def test_the_oracle_saves_rounds(model: Transformer, style: str) -> None:
     output = true_output(model, request)
     alone = new_rig(model)
     assert alone.run(new_requests([style], n=1, max_tokens=31)) == [output]
-    with_oracle = new_rig(model, Scripted(oracle([[*request.prompt, *output]]), 4), lookahead=4)
+    with_oracle = new_rig(model, scripted(oracle([[*request.prompt, *output]]), 4), lookahead=4)
     assert with_oracle.run([request]) == [output]
     assert alone.n_rounds == len(output)
     assert with_oracle.n_rounds == 1 + math.ceil((len(output) - 1) / 5)
 
 
 def test_a_wrong_draft_costs_no_round(model: Transformer, truth: list[list[int]], texts: list[list[int]]) -> None:
-    rig = new_rig(model, Scripted(wrong(texts), 4), lookahead=4)
+    rig = new_rig(model, scripted(wrong(texts), 4), lookahead=4)
     assert rig.run(new_requests()) == truth
     assert rig.n_rounds == max(len(output) for output in truth)
 
@@ -309,7 +316,7 @@ def test_company_changes_nothing(
 ) -> None:
     """One at a time, with nothing cached, as with fifteen others."""
     for request, output in zip(new_requests(), truth, strict=True):
-        rig = new_rig(model, Scripted(chance(texts), lookahead), lookahead=lookahead)
+        rig = new_rig(model, scripted(chance(texts), lookahead), lookahead=lookahead)
         assert rig.run([request]) == [output]
 
 
@@ -323,7 +330,7 @@ def test_prompts_computed_in_chunks_give_the_same(
     max_rows: int,
     max_tokens: int,
 ) -> None:
-    link = Scripted(chance(texts), lookahead)
+    link = scripted(chance(texts), lookahead)
     rig = new_rig(model, link, lookahead=lookahead, max_rows=max_rows, max_tokens=max_tokens, caching=False)
     assert rig.run(new_requests()) == truth
 
@@ -337,7 +344,7 @@ def test_preemption_gives_the_same(
     script: Callable[[Sequence[list[int]]], Script],
     caching: bool,
 ) -> None:
-    rig = new_rig(model, Scripted(script(texts), 3), lookahead=3, n_pages=16, max_tokens=64, caching=caching)
+    rig = new_rig(model, scripted(script(texts), 3), lookahead=3, n_pages=16, max_tokens=64, caching=caching)
     assert rig.run(new_requests()) == truth
     assert rig.scheduler.n_preemptions > 0
 
@@ -346,7 +353,7 @@ def test_preemption_gives_the_same(
 def test_a_second_run_finds_its_prompts_and_gives_the_same(
     model: Transformer, truth: list[list[int]], texts: list[list[int]], n_pages: int
 ) -> None:
-    rig = new_rig(model, Scripted(chance(texts), 3), lookahead=3, n_pages=n_pages)
+    rig = new_rig(model, scripted(chance(texts), 3), lookahead=3, n_pages=n_pages)
     first, second = new_requests(), new_requests()
     assert rig.run(first) == truth
     n_cached = [request.n_cached for request in first]
@@ -379,7 +386,7 @@ def test_requests_that_come_and_go_keep_their_texts_apart(
         asked.append(list(text))
         return [*rest(texts, text, 2), 0][:k]
 
-    rig = new_rig(model, Scripted(script, lookahead), lookahead=lookahead, max_rows=3, max_tokens=12)
+    rig = new_rig(model, scripted(script, lookahead), lookahead=lookahead, max_rows=3, max_tokens=12)
     aborted = requests[3::4]
     for n_round in range(1000):
         if n_round % 2 == 0 and n_round // 2 < len(requests):
@@ -433,7 +440,7 @@ def test_a_request_aborted_in_mid_step_disturbs_nobody(
             if request.n_output >= 4:
                 rig.scheduler.abort(request)
 
-    link = AbortsInMidStep(Scripted(chance(texts), 3), during)
+    link = AbortsInMidStep(scripted(chance(texts), 3), during)
     rig = new_rig(model, link, lookahead=3, max_rows=5, max_tokens=64)
     rig.run(requests)
     for i, (request, output) in enumerate(zip(requests, truth, strict=True)):
@@ -467,7 +474,7 @@ def test_logprobs_are_the_models_own_with_and_without_speculation(model: Transfo
     texts = [[*request.prompt, *output] for request, output in zip(requests, outputs, strict=True)]
     for request in requests[1:]:
         object.__setattr__(request.params, "logprobs", 3)
-    rig = new_rig(model, Scripted(chance(texts), lookahead), lookahead=lookahead)
+    rig = new_rig(model, scripted(chance(texts), lookahead), lookahead=lookahead)
     assert rig.run(requests) == outputs
     assert requests[0].logprobs == []
     for request in requests[1:]:
@@ -483,3 +490,9 @@ def test_nothing_to_do_is_an_empty_round(model: Transformer) -> None:
     assert rig.play() == []
     rig.run(new_requests(n=1))
     assert rig.play() == []
+
+
+@pytest.mark.parametrize("lookahead", [1, 4])
+def test_ngram_drafting_gives_the_same_tokens(model: Transformer, truth: list[list[int]], lookahead: int) -> None:
+    rig = new_rig(model, Inline(Ngram(longest=2, shortest=1), lookahead), lookahead=lookahead, n_pages=24)
+    assert rig.run(new_requests()) == truth
