@@ -40,7 +40,7 @@ class SamplingParams:
     """Subtract from the logits of tokens seen in the output."""
     frequency_penalty: float = 0.0
     """Subtract from the logits of tokens per time seen in the output."""
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Add to the logits of these token ids."""
     seed: int | None = None
     """Fixes the noise; without one, a seed is drawn and reported."""
@@ -58,11 +58,10 @@ class SamplingParams:
     """How many outputs for one prompt."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        object.__setattr__(self, "stop", _all_of(str, "stop", stop))
+        object.__setattr__(self, "stop_token_ids", _all_of(int, "stop_token_ids", self.stop_token_ids or ()))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias or {}))
         _check_types(self)
         _check(
             "max_tokens",
@@ -126,7 +125,8 @@ class EngineConfig:
     dtype: str = "auto"
     """float32, bfloat16, or auto: float32 on a CPU, bfloat16 on a GPU."""
     kv_memory: str = "auto"
-    """Memory for keys and values, such as 512MiB; auto: 512MiB on a CPU, 80% of what is free on a GPU."""
+    """Memory for keys and values, such as 512MiB; auto: on a CPU two full contexts, at most a quarter of the
+    memory; on a GPU 80% of what is free."""
     max_model_len: int | None = None
     """Longest text, prompt and output together; None: what the model and the KV memory allow."""
     max_batch_rows: int = 32
@@ -207,6 +207,22 @@ def format_bytes(n: int) -> str:
             return f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
+
+
+def _all_of(kind: type, name: str, values: Any) -> tuple[Any, ...]:
+    """A list of one type as a tuple."""
+    for value in values if isinstance(values, list | tuple) else [values]:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ConfigError(f"{name} holds {value!r}; it must be a list of {kind.__name__}")
+    return tuple(values)
+
+
+def _bias(values: Any) -> dict[int, float]:
+    """Token ids and numbers; JSON writes the ids as text."""
+    try:
+        return {int(token): float(bias) for token, bias in values.items()}
+    except (AttributeError, TypeError, ValueError) as e:
+        raise ConfigError(f"logit_bias is {values!r}; it must map token ids to numbers") from e
 
 
 def _check(name: str, value: object, ok: bool, limit: str) -> None:

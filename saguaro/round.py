@@ -4,7 +4,7 @@ Autoregressive decoding is the empty speculation, speculative decoding is the on
 lost draft is the first of these without a path of its own. Prefill is a row with many tokens and no speculation.
 """
 
-from saguaro.engine.scheduler import Commit, Scheduler, lookahead_limits
+from saguaro.engine.scheduler import Batch, Commit, Scheduler, lookahead_limits
 from saguaro.engine.verifier import Verifier
 from saguaro.types import DraftLink, Outcome
 
@@ -21,6 +21,14 @@ class Round:
         batch = self.scheduler.next_batch()
         if batch is None:
             return []
+        try:
+            return self._play(batch)
+        except BaseException:  # the draft may have missed something: introduce every row anew
+            self._outcome = Outcome.nothing()
+            self.scheduler.rejoin()
+            raise
+
+    def _play(self, batch: Batch) -> list[Commit]:
         self.draft.retire(batch.left)
         self.draft.admit(batch.joined)
         slots = [row.request.slot for row in batch.sampling]

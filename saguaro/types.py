@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-FinishReason = str  # "stop", "length" or "abort"
+FinishReason = str  # "stop", "length", "abort" or "error"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Drafter(Protocol):
         """Learn these rows and their text."""
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Forget these rows."""
+        """Forget these rows; one that is not known is none to forget."""
 
     def commit(self, outcome: Outcome) -> None:
         """Append to each row what the target accepted and put."""
@@ -111,7 +111,7 @@ class DraftLink(Protocol):
         """Learn these rows and their text."""
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Forget these rows."""
+        """Forget these rows; one that is not known is none to forget."""
 
     def speculate(self, outcome: Outcome, slots: Sequence[int]) -> Speculation:
         """Take the last outcome to heart and propose for these rows, in this order."""

@@ -36,7 +36,7 @@ class Ngram:
         """Forget these texts."""
         self._texts.retire(slots)
         for slot in slots:
-            del self._indexes[slot]
+            self._indexes.pop(slot, None)
 
     def commit(self, outcome: Outcome) -> None:
         """Append what the target accepted and put."""

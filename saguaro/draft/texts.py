@@ -24,9 +24,10 @@ class Texts:
             self._proposed[row.slot] = []
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Forget these texts."""
+        """Forget these texts, those that are known."""
         for slot in slots:
-            del self._texts[slot], self._proposed[slot]
+            self._texts.pop(slot, None)
+            self._proposed.pop(slot, None)
 
     def propose(self, proposed: Mapping[int, list[int]], lookahead: int) -> Speculation:
         """Remember what is proposed after each row's text, and make it a speculation in that order."""

@@ -1,5 +1,6 @@
 """KV memory: how much of it there is, and the tensor itself."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +10,9 @@ from saguaro.config import EngineConfig, format_bytes, parse_bytes
 from saguaro.errors import CapacityError
 from saguaro.model.spec import ModelSpec
 
-DEFAULT_CPU = "512MiB"
 DEFAULT_GPU_SHARE = 0.8  # of the memory that is free once the weights are loaded
+DEFAULT_CPU_SHARE = 0.25  # of all memory, at most
+DEFAULT_CPU_CONTEXTS = 2  # texts of full length
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,17 @@ class KVPlan:
     n_pages: int
     page_size: int
     bytes_per_token: int
-    max_length: int  # longest text that is served
+    max_length: int  # longest text that is allowed
 
     @property
     def n_tokens(self) -> int:
         """Tokens the memory holds."""
         return self.n_pages * self.page_size
+
+    @property
+    def longest(self) -> int:
+        """The longest text that is served: allowed, and fitting the memory."""
+        return min(self.max_length, self.n_tokens)
 
     @property
     def n_bytes(self) -> int:
@@ -36,7 +43,7 @@ class KVPlan:
 def plan_kv(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> KVPlan:
     """Cut the stated budget into pages; an error if it cannot hold one text of max_model_len."""
     per_token = spec.kv_bytes_per_token(dtype)
-    budget = _budget(config, device)
+    budget = _budget(config, spec, device, per_token)
     # More than every row at full length can never be used.
     useful = -(-spec.max_length // config.page_size) * config.max_batch_rows
     n_pages = min(budget // (per_token * config.page_size), useful)
@@ -50,16 +57,24 @@ def plan_kv(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: 
         )
     if config.max_model_len is not None and config.max_model_len > spec.max_length:
         raise CapacityError(f"max_model_len is {config.max_model_len}; the model knows {spec.max_length} positions")
-    max_length = config.max_model_len or min(spec.max_length, n_pages * config.page_size)
-    return KVPlan(n_pages, config.page_size, per_token, max_length)
+    return KVPlan(n_pages, config.page_size, per_token, config.max_model_len or spec.max_length)
 
 
-def _budget(config: EngineConfig, device: torch.device) -> int:
+def _budget(config: EngineConfig, spec: ModelSpec, device: torch.device, per_token: int) -> int:
     if config.kv_memory != "auto":
         return parse_bytes(config.kv_memory, "kv_memory")
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * DEFAULT_GPU_SHARE)
-    return parse_bytes(DEFAULT_CPU)
+    contexts = DEFAULT_CPU_CONTEXTS * (config.max_model_len or spec.max_length) * per_token
+    return min(contexts, int(DEFAULT_CPU_SHARE * _memory()))
+
+
+def _memory() -> int:
+    """Bytes of memory this machine has; 16 GiB where it does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 16 * 2**30
 
 
 class KVCache:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from saguaro.config import SamplingParams
 from saguaro.engine.pages import PageTable
@@ -55,7 +56,7 @@ class Request:
         """The generated tokens."""
         return self.tokens[len(self.prompt) :]
 
-    @property
+    @cached_property
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end the output."""
         own = frozenset(self.params.stop_token_ids)

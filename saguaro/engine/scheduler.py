@@ -5,6 +5,7 @@ the difference. Older requests come first everywhere, and only a younger one is 
 oldest always advances and everything finishes. Preemption gives back pages, never tokens.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -118,10 +119,9 @@ class Scheduler:
             for request in list(self.running):
                 if request in self.running and (request.n_pending == 1) == decoding:
                     self._schedule(request, rows)
-            if decoding:
-                self._look_ahead(rows)
         if self.n_preemptions == preempted:
             self._admit(rows)
+        self._look_ahead(rows)
         if not rows:
             assert not self.has_work, "requests are left and none can be scheduled"
             return None
@@ -158,6 +158,11 @@ class Scheduler:
                 self._leave(request)
         return commits
 
+    def rejoin(self) -> None:
+        """A round broke off: the next one introduces every running row to the draft anew."""
+        self._left = list(range(self.max_rows))
+        self._joined = list(self.running)
+
     def tables(self) -> Iterable[PageTable]:
         """Every page table in use, for PagePool.check()."""
         return (request.table for request in (*self.running, *self.waiting))
@@ -165,6 +170,7 @@ class Scheduler:
     def _append(self, request: Request, new: list[int]) -> list[int]:
         """Add tokens until one ends the output; the tokens added."""
         limit = self._limit(request)
+        request.first_token_at = request.first_token_at or time.perf_counter()
         for count, token in enumerate(new, 1):
             request.tokens.append(token)
             if token in request.stop_ids:
@@ -189,9 +195,9 @@ class Scheduler:
         rows[request] = _row(request, n_tokens)
 
     def _look_ahead(self, rows: dict[Request, Row]) -> None:
-        """Give decoding rows room for a speculation, out of the tokens and pages that all of them left."""
+        """Give decoding rows room for a speculation, out of the tokens and pages that everybody else left."""
         for request, row in rows.items():
-            if not request.speculates:
+            if request.n_pending != 1 or not request.speculates:
                 continue
             # The bonus needs a position too.
             room = self._limit(request) - len(request.tokens) - 1

@@ -42,8 +42,12 @@ def fetch_default(cache: Path, progress: Progress = lambda *_: None, sources: "l
     folder = cache / NAME
     if is_whole(folder):
         return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / ".lock"):
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(cache / ".lock").acquire()
+    except OSError as e:
+        raise DownloadError(f"cannot write to {cache} ({e.strerror}); choose another folder with cache_dir") from e
+    with lock:
         if is_whole(folder):  # another process made it while this one waited
             return folder
         for stale in cache.glob("partial-*"):

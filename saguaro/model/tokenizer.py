@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saguaro.errors import ConfigError, ModelError, TokenizerMismatch
-from saguaro.model.gguf import GGUFModel, build_tokenizer
-from saguaro.model.spec import read_json
+from saguaro.errors import ConfigError, RequestError, TokenizerMismatch
+from saguaro.model.gguf import GGUFModel, build_tokenizer, token_text
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 
@@ -21,23 +20,37 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a plain text, with the special tokens the model puts around one."""
-        return list(self._inner(text)["input_ids"])
+        return list(self._inner(_check_text(text))["input_ids"])
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a conversation, ready for the assistant's next turn."""
         if self._inner.chat_template is None:
             raise TokenizerMismatch(f"{self._name} has no chat template; use generate with a plain prompt")
         check_messages(messages)
-        text = self._inner.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        return list(self._inner(text, add_special_tokens=False)["input_ids"])
+        try:
+            text = self._inner.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        except Exception as e:  # a template is a program: it raises what it likes
+            raise RequestError(f"the chat template of {self._name} refuses this conversation: {e}") from e
+        return list(self._inner(_check_text(text), add_special_tokens=False)["input_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of these tokens, special ones left out."""
         return str(self._inner.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
+def _check_text(text: str) -> str:
+    """Text that can be encoded: no half of a surrogate pair, which JSON allows and UTF-8 does not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise RequestError(f"the text has {text[e.start]!r} at {e.start}, which is not a character; repair it") from e
+    return text
+
+
 def check_messages(messages: Sequence[Message]) -> None:
-    """A conversation is a list of {"role": ..., "content": ...}."""
+    """A conversation is a list of {"role": ..., "content": ...}, not empty."""
+    if not messages:
+        raise ConfigError("messages is empty; give at least one message")
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
             raise ConfigError(f"a message is {message!r}; it must be a mapping with 'role' and 'content'")
@@ -61,10 +74,9 @@ def _from_folder(folder: Path) -> Any:
         raise TokenizerMismatch(
             f"{folder} holds no tokenizer.json or tokenizer.model; copy the model's tokenizer there"
         )
-    # AutoTokenizer looks through every class there is, for two seconds; where the folder names the generic one, ask it.
-    config = folder / "tokenizer_config.json"
-    named = read_json(config).get("tokenizer_class") if config.exists() else None
-    kind = PreTrainedTokenizerFast if named in ("PreTrainedTokenizerFast", "TokenizersBackend") else AutoTokenizer
+    # tokenizer.json says all there is to say. AutoTokenizer would rebuild parts of it by the class that the folder names,
+    # and take two seconds to look that up.
+    kind = PreTrainedTokenizerFast if (folder / "tokenizer.json").exists() else AutoTokenizer
     try:
         return kind.from_pretrained(folder, local_files_only=True)
     except Exception as e:  # transformers and tokenizers raise many kinds here, bare Exception among them
@@ -79,15 +91,12 @@ def wrap_gguf_tokenizer(model: GGUFModel) -> Any:
     """A GGUF file's tokenizer and chat template as a transformers tokenizer."""
     from transformers import PreTrainedTokenizerFast
 
-    texts = model.get("tokenizer.ggml.tokens")
+    inner = build_tokenizer(model)
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {name: model.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
-    try:
-        special = {name: texts[index] for name, index in ids.items() if index is not None}
-    except IndexError as e:
-        raise ModelError(f"{model.path} names a special token beyond its {len(texts)} tokens") from e
+    ids = {name: model.special_id(role) for name, role in names.items()}
+    special = {name: token_text(model, index) for name, index in ids.items() if index is not None}
     return PreTrainedTokenizerFast(
-        tokenizer_object=build_tokenizer(model),
+        tokenizer_object=inner,
         chat_template=model.get("tokenizer.chat_template"),
         model_max_length=model.spec.max_length,
         clean_up_tokenization_spaces=False,
@@ -99,14 +108,16 @@ class TextStream:
     """The text of one growing output. Nothing is shown that may yet change: not half a character, and not the
     beginning of what may become a stop string.
 
-        tokens   |--- shown ---|-- held --|        shown never ends inside a character or a stop string
+        tokens   |--- context ---|--- in the text ---|-- undecoded --|
+        text                     |------ shown ------|--- held ---|
+
+    The context is the end of the prompt: some tokenizers write a word's space only if something comes before it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), context: Sequence[int] = ()) -> None:
         self._tokenizer, self._stop = tokenizer, stop
-        self._tokens: list[int] = []
-        self._start = 0  # tokens before this are wholly in _text and give the context to decode the rest
-        self._read = 0  # tokens before this are in _text
+        self._tokens = list(context)  # those needed to decode what comes, and those not in the text yet
+        self._read = len(self._tokens)  # of these, how many are in the text or before it
         self._text = ""  # decoded so far
         self._shown = 0  # characters of _text handed out
         self.stopped_by: str | None = None
@@ -116,25 +127,32 @@ class TextStream:
         """Everything handed out so far."""
         return self._text[: self._shown]
 
-    def push(self, token: int) -> str:
+    def push(self, token: int, may_stop: bool = True) -> str:
         """Take one token, return the text that is now certain. After a stop string, `stopped_by` names it."""
         self._tokens.append(token)
-        before = self._tokenizer.decode(self._tokens[self._start : self._read])
-        after = self._tokenizer.decode(self._tokens[self._start :])
-        if len(after) <= len(before) or after.endswith("�"):
-            return ""  # a special token, or a character of which bytes are missing
-        self._text += after[len(before) :]
-        self._start, self._read = self._read, len(self._tokens)
-        return self._show(self._cut())
+        new = self._undecoded()
+        if new.endswith("\ufffd"):
+            return ""  # a character of which bytes are missing
+        if new:
+            self._text += new
+            del self._tokens[: self._read]  # what was just decoded is context enough for what comes
+            self._read = len(self._tokens)
+        elif len(self._tokens) > self._read + 16:  # special tokens give no text and need no context
+            del self._tokens[self._read :]
+        return self._show(self._cut() if may_stop else len(self._text))
 
     def finish(self) -> str:
         """No token will follow: return what was held back."""
         if self.stopped_by is not None:
             return ""
-        before = self._tokenizer.decode(self._tokens[self._start : self._read])
-        self._text += self._tokenizer.decode(self._tokens[self._start :])[len(before) :]
+        self._text += self._undecoded()
+        self._tokens, self._read = [], 0
         end = self._cut()
         return self._show(end if self.stopped_by is not None else len(self._text))
+
+    def _undecoded(self) -> str:
+        before = self._tokenizer.decode(self._tokens[: self._read])
+        return self._tokenizer.decode(self._tokens)[len(before) :]
 
     def _show(self, end: int) -> str:
         new = self._text[self._shown : end]

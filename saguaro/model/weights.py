@@ -53,26 +53,29 @@ def destinations(model: Transformer) -> dict[str, Tensor]:
 
 def _layer_places(layer: Layer, spec: ModelSpec) -> dict[str, Tensor]:
     n_q, n_kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    parts = {
-        "self_attn": (layer.qkv, layer.qkv_bias, {"q_proj": n_q, "k_proj": n_kv, "v_proj": n_kv}),
-        "self_attn.": (layer.out, layer.out_bias, {"o_proj": spec.hidden}),
-        "mlp": (
+    parts = [
+        (
+            layer.qkv,
+            layer.qkv_bias,
+            [("self_attn.q_proj", n_q), ("self_attn.k_proj", n_kv), ("self_attn.v_proj", n_kv)],
+        ),
+        (layer.out, layer.out_bias, [("self_attn.o_proj", spec.hidden)]),
+        (
             layer.gate_up,
             layer.gate_up_bias,
-            {"gate_proj": spec.intermediate, "up_proj": spec.intermediate},
+            [("mlp.gate_proj", spec.intermediate), ("mlp.up_proj", spec.intermediate)],
         ),
-        "mlp.": (layer.down, layer.down_bias, {"down_proj": spec.hidden}),
-    }
+        (layer.down, layer.down_bias, [("mlp.down_proj", spec.hidden)]),
+    ]
     places = {"input_layernorm.weight": layer.norm1.data, "post_attention_layernorm.weight": layer.norm2.data}
     if layer.q_norm is not None and layer.k_norm is not None:
         places |= {"self_attn.q_norm.weight": layer.q_norm.data, "self_attn.k_norm.weight": layer.k_norm.data}
-    for block, (weight, bias, widths) in parts.items():
+    for weight, bias, widths in parts:
         start = 0
-        for name, width in widths.items():
-            stem = f"{block.rstrip('.')}.{name}"
-            places[f"{stem}.weight"] = weight.data.t()[start : start + width]
+        for name, width in widths:
+            places[f"{name}.weight"] = weight.data.t()[start : start + width]
             if bias is not None:
-                places[f"{stem}.bias"] = bias.data[start : start + width]
+                places[f"{name}.bias"] = bias.data[start : start + width]
             start += width
     return places
 

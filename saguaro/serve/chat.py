@@ -3,17 +3,17 @@
 import contextlib
 import signal
 import sys
-import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from rich.console import Console
+from rich.markup import escape
 
 from saguaro.config import SamplingParams
-from saguaro.errors import CapacityError, PromptTooLong, SaguaroError
+from saguaro.errors import SaguaroError
 from saguaro.serve import cli
-from saguaro.serve.llm import LLM
-from saguaro.serve.results import Delta
+from saguaro.serve.llm import LLM, Stream
+from saguaro.serve.meter import Meter
 
 HELP = """\
   /reset          forget the conversation
@@ -56,27 +56,32 @@ def chat(command: cli.Chat) -> int:
         import readline  # noqa: F401  line editing and history for input()
     conversation = Conversation(command.system)
     notes = Console(stderr=True, highlight=False)
-    notes.print(f"[dim]{llm.engine.loaded.name}, method {llm.engine.method.name}. /help lists commands.[/dim]")
+    notes.print(f"[dim]{escape(llm.engine.loaded.name)}, method {llm.engine.method.name}. /help lists commands.[/dim]")
     while True:
         try:
-            text = _read()
+            if not _turn(llm, params, conversation, notes, command.metrics):
+                return 0
         except EOFError:
             print()
             return 0
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # at the prompt; an answer is stopped more gently
             print()
             notes.print("[dim]Ctrl-D or /quit leaves.[/dim]")
-            continue
-        if not text.strip():
-            continue
-        if text.startswith("/"):
-            if text.strip() in ("/quit", "/exit"):
-                return 0
-            if not _command(text.strip(), conversation, notes):
-                continue
-        else:
-            conversation.say("user", text)
-        _answer(llm, params, conversation, notes, command.metrics)
+
+
+def _turn(llm: LLM, params: SamplingParams, conversation: Conversation, notes: Console, shows_metrics: bool) -> bool:
+    """Read a message and answer it, or carry out a command; False to leave."""
+    text = _read()
+    if text.strip() in ("/quit", "/exit"):
+        return False
+    is_due = bool(text.strip())
+    if text.startswith("/"):
+        is_due = _command(text.strip(), conversation, notes)
+    elif is_due:
+        conversation.say("user", text)
+    if is_due:
+        _answer(llm, params, conversation, notes, shows_metrics)
+    return True
 
 
 def _read() -> str:
@@ -108,7 +113,7 @@ def _command(text: str, conversation: Conversation, notes: Console) -> bool:
         notes.print("[dim]System message set, conversation forgotten.[/dim]")
     elif word == "/history":
         for message in conversation.messages:
-            notes.print(f"[bold]{message['role']}[/bold]: {message['content']}", markup=True)
+            notes.print(f"[bold]{message['role']}[/bold]: {escape(message['content'])}")
     elif word == "/help":
         notes.print(HELP, markup=False)
     else:
@@ -118,42 +123,42 @@ def _command(text: str, conversation: Conversation, notes: Console) -> bool:
 
 def _answer(llm: LLM, params: SamplingParams, conversation: Conversation, notes: Console, shows_metrics: bool) -> None:
     """Stream an answer to the last message and remember it."""
-    began, first, n_tokens, pieces = time.perf_counter(), 0.0, 0, []
-    deltas = _start(llm, params, conversation, notes)
-    if deltas is None:
-        return
+    meter, pieces, reason = Meter(), [], None
     with _interrupts() as is_interrupted:
-        for delta in deltas:
-            first = first or time.perf_counter()
-            n_tokens += len(delta.token_ids)
-            pieces.append(delta.text)
-            print(delta.text, end="", flush=True)
+        stream = _start(llm, params, conversation, notes)
+        while stream is not None and not stream.is_done:
+            for delta in stream.ready():
+                meter.add(delta)
+                pieces.append(delta.text)
+                reason = delta.finish_reason
+                print(delta.text, end="", flush=True)
             if is_interrupted():
-                deltas.close()
-                break
-    print()
-    conversation.say("assistant", "".join(pieces))
-    if shows_metrics:
-        seconds = time.perf_counter() - first
-        speed = (n_tokens - 1) / seconds if n_tokens > 1 and seconds > 0 else 0.0
-        notes.print(f"[dim]{n_tokens} tokens, first after {(first - began) * 1e3:.0f} ms, {speed:.1f} tok/s[/dim]")
+                stream.close()
+            stream.pump()
+        if stream is None:
+            return
+        print()
+        conversation.say("assistant", "".join(pieces))
+        if reason == "length":
+            notes.print("[dim]Cut off: max_tokens is reached, or the context is full.[/dim]")
+        if shows_metrics:
+            notes.print(f"[dim]{meter}[/dim]")
 
 
-def _start(llm: LLM, params: SamplingParams, conversation: Conversation, notes: Console) -> Generator[Delta] | None:
-    """Begin an answer, forgetting the oldest turns if they no longer fit."""
-    while True:
-        try:
-            return llm.stream(conversation.messages, params)
-        except (PromptTooLong, CapacityError) as e:
-            if not conversation.drop_oldest():
-                notes.print(f"saguaro: {e}", markup=False)
-                conversation.turns.clear()
-                return None
+def _start(llm: LLM, params: SamplingParams, conversation: Conversation, notes: Console) -> Stream | None:
+    """Begin an answer, forgetting the oldest turns if they leave no room for it."""
+    longest = llm.engine.kv.longest
+    room = params.max_tokens or min(512, longest // 4)
+    try:
+        tokens = llm.engine.tokenizer.encode_chat(conversation.messages)
+        while len(tokens) + room > longest and conversation.drop_oldest():
             notes.print("[dim]The context is full; the oldest turns are forgotten.[/dim]")
-        except SaguaroError as e:
-            notes.print(f"saguaro: {e}", markup=False)
-            conversation.turns.pop()
-            return None
+            tokens = llm.engine.tokenizer.encode_chat(conversation.messages)
+        return llm.stream(tokens, params)
+    except SaguaroError as e:
+        notes.print(f"saguaro: {e}", markup=False)
+        conversation.turns.pop()
+        return None
 
 
 @contextlib.contextmanager

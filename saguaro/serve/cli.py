@@ -4,6 +4,7 @@ Flags are the fields of EngineConfig and SamplingParams. Results go to standard 
 error; the exit status is 0, or 1 when some prompt failed, or 2 when nothing could be done.
 """
 
+import io
 import os
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import tyro
 
 from saguaro.config import EngineConfig, SamplingParams
-from saguaro.errors import ConfigError, SaguaroError
+from saguaro.errors import SaguaroError
 
 if TYPE_CHECKING:
     from saguaro.serve.llm import LLM
@@ -118,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # OpenMP's threads spin while they wait for each other. On a machine that is busy with something else that makes a
     # step 50 times slower, so let them spin for some microseconds and then sleep (docs/log.md). Read when torch loads.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe may want an encoding that cannot write every character
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
         command = parse(sys.argv[1:] if argv is None else argv)
         sys.exit(run(command))
@@ -169,8 +172,3 @@ def load(which: ModelArgs, engine: EngineArgs) -> "LLM":
 
     with progress_bar() as progress:
         return LLM(**asdict(which), **settings, progress=progress)
-
-
-def fail(message: str) -> ConfigError:
-    """An error of usage."""
-    return ConfigError(f"{message}; see `saguaro --help`")

@@ -4,6 +4,7 @@ It joins the parts: a loaded model, KV memory, scheduler, verifier, link. Every 
 one delta with a finish reason.
 """
 
+import operator
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from saguaro.serve.results import Completion, Delta, Result, timings_of
 from saguaro.transport.inline import Inline
 from saguaro.transport.silent import Silent
 from saguaro.types import DraftLink, FinishReason, TokenLogprobs
+
+CONTEXT = 4  # tokens of the prompt that the first token's text may depend on
 
 
 @dataclass
@@ -78,35 +81,33 @@ class Engine:
         verifier = Verifier(runner, Sampler(min(tokenizer.n_vocab, spec.n_vocab)), self.kv.page_size)
         self.round = Round(self.scheduler, verifier, make_link(self.method, config))
         eos = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
-        self.eos_ids = frozenset([*spec.eos_ids, *eos])
+        self.eos_ids = frozenset(token for token in (*spec.eos_ids, *eos) if 0 <= token < spec.n_vocab)
         self._jobs: dict[str, _Job] = {}
         self._by_request: dict[Request, tuple[_Job, _Output]] = {}
-        self._early: list[Delta] = []  # of outputs that ended outside a step
+        self._ready: list[Delta] = []  # made and not taken yet
         self._n_added = 0
         self.startup: dict[str, float] = {}  # seconds each part of loading took
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.scheduler.has_work or bool(self._early)
+        return self.scheduler.has_work or bool(self._ready)
 
     def add(
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         request_id: str | None = None,
-        *,
-        text: str | None = None,
     ) -> str:
         """Queue a prompt (text or token ids) and return its id; raises if it can never be served."""
         params = params or SamplingParams()
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else as_tokens(prompt)
         self.check(tokens, params)
         request_id = request_id if request_id is not None else f"request-{self._n_added}"
         if request_id in self._jobs:
             raise ConfigError(f"request id {request_id!r} is in use; choose another")
         seed = params.seed if params.seed is not None else rng.fresh_seed()
-        job = _Job(request_id, prompt if isinstance(prompt, str) else text, tokens, [])
+        job = _Job(request_id, prompt if isinstance(prompt, str) else None, tokens, [])
         for index in range(params.n):
             request = Request(
                 id=f"{request_id}/{index}",
@@ -116,7 +117,7 @@ class Engine:
                 eos_ids=self.eos_ids,
             )
             self.scheduler.add(request)  # refuses all outputs of a prompt or none: they are alike
-            output = _Output(request, index, TextStream(self.tokenizer, params.stop))
+            output = _Output(request, index, TextStream(self.tokenizer, params.stop, tokens[-CONTEXT:]))
             job.outputs.append(output)
             self._by_request[request] = (job, output)
         self._jobs[request_id] = job
@@ -133,15 +134,32 @@ class Engine:
         ]
         for name, ids in named:
             for token in ids:
-                if not isinstance(token, int) or not 0 <= token < n_vocab:
+                if not 0 <= token < n_vocab:
                     raise ConfigError(f"{name} names token {token!r}; ids go from 0 to {n_vocab - 1}")
         self.scheduler.check(len(tokens), params.max_tokens)
 
     def step(self) -> list[Delta]:
-        """Play one round; what it added, output by output."""
-        deltas, self._early = self._early, []
-        for commit in self.round.play():
-            deltas.append(self._delta(commit))
+        """Play one round; what it added, output by output. If it breaks, every running request ends with "error"."""
+        try:
+            commits = self.round.play()
+        except Exception:
+            for request in list(self.scheduler.running):
+                self._fail(request)
+            raise
+        broken: BaseException | None = None
+        for commit in commits:
+            try:
+                self._ready.append(self._delta(commit))
+            except BaseException as e:  # the others' tokens are committed, so their deltas must be made all the same
+                self._fail(commit.request)
+                broken = e
+        if broken is not None:
+            raise broken
+        return self.take()
+
+    def take(self) -> list[Delta]:
+        """The deltas that are ready. After a step that broke, those that were made before."""
+        deltas, self._ready = self._ready, []
         return deltas
 
     def abort(self, request_id: str) -> None:
@@ -152,7 +170,16 @@ class Engine:
         for output in job.outputs:
             if output.request.finish_reason is None:
                 self.scheduler.abort(output.request)
-                self._early.append(self._last_delta(job, output, "", []))
+                self._ready.append(self._last_delta(job, output, "", []))
+
+    def discard(self, request_id: str) -> None:
+        """End a request and forget it, deltas and result included; one that is not known is none to forget."""
+        job = self._jobs.pop(request_id, None)
+        for output in job.outputs if job else []:
+            self.scheduler.abort(output.request)
+            del self._by_request[output.request]
+        if job:
+            self._ready = [delta for delta in self._ready if delta.request_id != request_id]
 
     def result(self, request_id: str) -> Result:
         """The result of a request whose outputs have all finished; the engine forgets it."""
@@ -161,11 +188,9 @@ class Engine:
             raise UnknownRequest(f"request {request_id!r} is not known; its result was taken, or it never was")
         if any(output.request.finish_reason is None for output in job.outputs):
             raise UnknownRequest(f"request {request_id!r} has not finished; step until it has")
-        del self._jobs[request_id]
-        self._early = [delta for delta in self._early if delta.request_id != request_id]
-        for output in job.outputs:
-            del self._by_request[output.request]
-        return Result(job.id, job.prompt, job.prompt_token_ids, [_completion(output) for output in job.outputs])
+        result = Result(job.id, job.prompt, job.prompt_token_ids, [_completion(output) for output in job.outputs])
+        self.discard(request_id)
+        return result
 
     def close(self) -> None:
         """Give back what the link holds."""
@@ -174,15 +199,14 @@ class Engine:
     def _delta(self, commit: Commit) -> Delta:
         request = commit.request
         job, output = self._by_request[request]
-        if request.first_token_at is None:
-            request.first_token_at = time.perf_counter()
         pieces = []
         tokens, logprobs = list(commit.tokens), list(commit.logprobs)
         for count, token in enumerate(commit.tokens, 1):
             if token in request.stop_ids:
                 output.stop_reason = token
                 break  # it is in token_ids, and not in the text
-            pieces.append(output.stream.push(token))
+            n_output = request.n_output - len(tokens) + count
+            pieces.append(output.stream.push(token, may_stop=n_output >= request.params.min_tokens))
             if output.stream.stopped_by is not None:
                 self._stop_at(output, len(tokens) - count)
                 tokens, logprobs = tokens[:count], logprobs[:count]
@@ -190,6 +214,13 @@ class Engine:
         if request.finish_reason is not None:
             return self._last_delta(job, output, "".join(pieces), tokens, logprobs)
         return Delta(job.id, output.index, "".join(pieces), tokens, logprobs)
+
+    def _fail(self, request: Request) -> None:
+        """End a request that the engine could not go on with."""
+        job, output = self._by_request[request]
+        self.scheduler.abort(request, "error")
+        request.finish_reason = "error"
+        self._ready.append(Delta(job.id, output.index, "", [], [], "error"))
 
     def _stop_at(self, output: _Output, n_beyond: int) -> None:
         """A stop string ended the output n_beyond tokens before its end."""
@@ -227,6 +258,18 @@ def _completion(output: _Output) -> Completion:
         timings=timings_of(request),
         n_rounds=request.n_rounds,
     )
+
+
+def as_tokens(prompt: Sequence[int]) -> list[int]:
+    """Token ids of any integer type as a list.
+
+    >>> as_tokens((3, 4))
+    [3, 4]
+    """
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError as e:
+        raise ConfigError(f"the prompt is {prompt!r}; it must be text or a list of token ids ({e})") from e
 
 
 def make_link(method: Method, config: EngineConfig) -> DraftLink:

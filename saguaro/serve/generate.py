@@ -11,6 +11,7 @@ from saguaro.config import SamplingParams
 from saguaro.errors import ConfigError, SaguaroError
 from saguaro.serve import cli
 from saguaro.serve.llm import LLM
+from saguaro.serve.meter import Meter
 from saguaro.serve.results import Completion
 
 
@@ -18,7 +19,7 @@ from saguaro.serve.results import Completion
 class Asked:
     """A prompt and the name its answer goes under."""
 
-    id: str
+    id: Any
     prompt: str
 
 
@@ -28,25 +29,22 @@ def generate(command: cli.Generate) -> int:
     imported = time.perf_counter()
     llm = cli.load(command.which, command.engine)
     loaded = time.perf_counter()
+    n_failed, speed = 0, ""
     if len(asked) == 1 and not command.json and params.n == 1:
-        tok_s, ttft_ms = _stream(llm, asked[0], params, command)
-        n_failed = 0
+        speed = str(_stream(llm, asked[0], params, command))
     else:
-        n_failed, tok_s, ttft_ms = _batch(llm, asked, params, command)
+        n_failed, speed = _batch(llm, asked, params, command)
     if command.metrics:
         parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in llm.engine.startup.items())
-        print(
-            f"imports {imported - cli.STARTED:.2f} s, load {loaded - imported:.2f} s ({parts}), "
-            f"first token {ttft_ms:.0f} ms, {tok_s:.1f} tok/s",
-            file=sys.stderr,
-        )
+        start = f"imports {imported - cli.STARTED:.2f} s, load {loaded - imported:.2f} s ({parts})"
+        print(f"{start}; method {llm.engine.method.name}: {speed}", file=sys.stderr)
     return 1 if n_failed else 0
 
 
 def read_prompts(command: cli.Generate) -> list[Asked]:
     """The prompts of a command, from --prompt or --prompts."""
     if (command.prompt is None) == (command.prompts is None):
-        raise cli.fail("give either --prompt TEXT or --prompts FILE")
+        raise ConfigError("give either --prompt TEXT or --prompts FILE; see `saguaro generate --help`")
     if command.prompt is not None:
         return [Asked("0", command.prompt)]
     assert command.prompts is not None
@@ -56,7 +54,7 @@ def read_prompts(command: cli.Generate) -> list[Asked]:
 def read_prompt_file(path: Path) -> list[Asked]:
     """The prompts of a file: JSON lines with `prompt` and perhaps `id`, or one plain text per line."""
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        lines = [(n, line) for n, line in enumerate(path.read_text(encoding="utf-8").split("\n")) if line.strip()]
     except OSError as e:
         raise ConfigError(f"cannot read prompts from {path}: {e.strerror}; give a JSONL or text file") from e
     except UnicodeDecodeError as e:
@@ -64,8 +62,8 @@ def read_prompt_file(path: Path) -> list[Asked]:
     if not lines:
         raise ConfigError(f"{path} holds no prompts; write one per line")
     if path.suffix in (".jsonl", ".json"):
-        return [_parse_line(path, number, line) for number, line in enumerate(lines)]
-    return [Asked(str(number), line) for number, line in enumerate(lines)]
+        return [_parse_line(path, number, line) for number, line in lines]
+    return [Asked(str(number), line) for number, line in lines]
 
 
 def _parse_line(path: Path, number: int, line: str) -> Asked:
@@ -75,7 +73,7 @@ def _parse_line(path: Path, number: int, line: str) -> Asked:
         raise ConfigError(f'{path} line {number + 1} is not JSON ({e.msg}); write {{"prompt": ...}}') from e
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
         raise ConfigError(f'{path} line {number + 1} has no text under "prompt"; write {{"id": ..., "prompt": ...}}')
-    return Asked(str(entry.get("id", number)), entry["prompt"])
+    return Asked(entry.get("id", str(number)), entry["prompt"])
 
 
 def _tokens(llm: LLM, text: str, command: cli.Generate) -> list[int]:
@@ -83,20 +81,18 @@ def _tokens(llm: LLM, text: str, command: cli.Generate) -> list[int]:
     return tokenizer.encode_chat([{"role": "user", "content": text}]) if command.chat else tokenizer.encode(text)
 
 
-def _stream(llm: LLM, asked: Asked, params: SamplingParams, command: cli.Generate) -> tuple[float, float]:
-    """Print one output as it grows; its tok/s and time to first token."""
-    began, first, n = time.perf_counter(), 0.0, 0
+def _stream(llm: LLM, asked: Asked, params: SamplingParams, command: cli.Generate) -> Meter:
+    """Print one output as it grows; its speed."""
+    meter = Meter()
     for delta in llm.stream(_tokens(llm, asked.prompt, command), params):
-        first = first or time.perf_counter()
-        n += len(delta.token_ids)
+        meter.add(delta)
         print(delta.text, end="", flush=True)
     print()
-    elapsed = time.perf_counter() - first
-    return ((n - 1) / elapsed if n > 1 else 0.0), (first - began) * 1e3
+    return meter
 
 
-def _batch(llm: LLM, asked: list[Asked], params: SamplingParams, command: cli.Generate) -> tuple[int, float, float]:
-    """Run all prompts together and print results in order; failed prompts, tok/s of all, best time to first token."""
+def _batch(llm: LLM, asked: list[Asked], params: SamplingParams, command: cli.Generate) -> tuple[int, str]:
+    """Run all prompts together and print results in order; how many failed, and the speed of all together."""
     lines: dict[int, list[dict[str, Any]]] = {}
     served: list[int] = []
     tokens: list[list[int]] = []
@@ -108,19 +104,19 @@ def _batch(llm: LLM, asked: list[Asked], params: SamplingParams, command: cli.Ge
             tokens.append(found)
         except SaguaroError as e:
             lines[index] = [{"id": one.id, "error": str(e)}]
-    n_failed = len(lines)
-    printed, n_tokens, first_ms, began = 0, 0, 0.0, time.perf_counter()
-    printed = _print_ready(lines, printed, command.json)
-    for place, result in llm.finished(tokens, [params] * len(tokens)):
+    n_failed, n_tokens, n_rounds, began = len(lines), 0, 0, time.perf_counter()
+    printed = _print_ready(lines, 0, command.json)
+    for place, result in llm.as_finished(tokens, [params] * len(tokens)):
         index = served[place]
         lines[index] = [_line(asked[index].id, output, params.n) for output in result.outputs]
         n_tokens += sum(len(output.token_ids) for output in result.outputs)
-        first_ms = min(first_ms or 1e12, *(output.timings.ttft_ms for output in result.outputs))
+        n_rounds += sum(output.n_rounds for output in result.outputs)
         printed = _print_ready(lines, printed, command.json)
-    return n_failed, n_tokens / (time.perf_counter() - began), first_ms
+    speed = n_tokens / (time.perf_counter() - began)
+    return n_failed, f"{n_tokens} tokens, {n_tokens / max(n_rounds, 1):.2f} per round, {speed:.1f} tok/s together"
 
 
-def _line(name: str, output: Completion, n: int) -> dict[str, Any]:
+def _line(name: Any, output: Completion, n: int) -> dict[str, Any]:
     line: dict[str, Any] = {
         "id": name,
         "text": output.text,

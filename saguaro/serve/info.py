@@ -1,8 +1,6 @@
 """`saguaro info`: what was loaded, what it takes, how much text fits."""
 
 import json
-import resource
-import sys
 from typing import Any
 
 import torch
@@ -16,7 +14,6 @@ from saguaro.serve.llm import LLM
 def describe(llm: LLM) -> dict[str, Any]:
     """Everything worth knowing about a loaded model."""
     engine, spec = llm.engine, llm.engine.loaded.model.spec
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "saguaro": __version__,
         "torch": torch.__version__,
@@ -37,9 +34,9 @@ def describe(llm: LLM) -> dict[str, Any]:
         "kv_bytes": engine.kv.n_bytes,
         "kv_bytes_per_token": engine.kv.bytes_per_token,
         "kv_tokens": engine.kv.n_tokens,
-        "max_model_len": engine.kv.max_length,
+        "max_model_len": engine.kv.longest,
         "page_size": engine.kv.page_size,
-        "peak_rss_bytes": peak,
+        "memory_bytes": engine.loaded.weight_bytes + engine.kv.n_bytes,
         "load_seconds": {name: round(seconds, 3) for name, seconds in engine.startup.items()},
     }
 

@@ -9,15 +9,15 @@ for result in llm.generate(["The saguaro is"], SamplingParams(temperature=0.7)):
 
 import os
 import threading
+import weakref
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from saguaro.config import EngineConfig, SamplingParams, build
-from saguaro.errors import ConfigError, RequestError, SaguaroError, UnknownRequest
+from saguaro.errors import RequestError, SaguaroError
 from saguaro.model import default
 from saguaro.model.load import locate
 from saguaro.model.tokenizer import Message
@@ -48,8 +48,10 @@ class LLM:
         else:
             path = locate(name, revision)
         self.engine: Engine = build_engine(name, path, config, locate(str(tokenizer)) if tokenizer else None)
-        self._lock = threading.RLock()
-        self._inbox: dict[str, deque[Delta]] = {}
+        self._lock = threading.Lock()
+        self._inboxes: dict[str, deque[Delta]] = {}
+        self.gone: deque[str] = deque()  # requests nobody follows any more; a collected stream only notes itself here
+        self._is_closed = False
 
     def generate(
         self,
@@ -63,26 +65,50 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Result]:
         """Answer one conversation, or several; one result each, in order."""
-        if not messages:
-            raise ConfigError("messages is empty; give at least one message")
-        several = messages if not isinstance(messages[0], dict) else [messages]
+        several = messages if messages and not isinstance(messages[0], Mapping) else [messages]
         tokens = [self.engine.tokenizer.encode_chat(conversation) for conversation in several]  # type: ignore[arg-type]
         return self._run(tokens, _per_prompt(params, len(tokens)))
 
-    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Generator[Delta]:
-        """Continue one prompt, or answer one conversation, piece by piece. Closing the iterator ends the request."""
-        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], dict):
+    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> "Stream":
+        """Continue one prompt, or answer one conversation, piece by piece."""
+        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping):
             prompt = self.engine.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
-        with self._lock:
-            request_id = self.engine.add(prompt, params)  # type: ignore[arg-type]
-            self._inbox[request_id] = deque()
-        return self._follow(request_id, (params or SamplingParams()).n)
+        params, inbox = params or SamplingParams(), deque[Delta]()
+        request_id = self._add(prompt, params, inbox)  # type: ignore[arg-type]
+        return Stream(self, request_id, inbox, params.n)
+
+    def as_finished(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> Iterator[tuple[int, Result]]:
+        """Run prompts together; (index, result) of each as soon as it finishes. Closing the iterator ends the rest."""
+        inbox, ids = deque[Delta](), dict[str, int]()
+        try:
+            for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+                try:
+                    ids[self._add(prompt, own, inbox)] = index
+                except SaguaroError as e:
+                    raise type(e)(f"prompt {index}: {e}") from e
+            left = {index: own.n for index, own in enumerate(params)}
+            while left:
+                while inbox:
+                    delta = inbox.popleft()
+                    index = ids[delta.request_id]
+                    left[index] -= delta.finish_reason is not None
+                    if left[index] == 0:
+                        del left[index]
+                        with self._lock:
+                            result = self.engine.result(delta.request_id)
+                        yield index, result
+                if left:
+                    self.pump(inbox)
+        finally:
+            self.gone.extend(ids)
+            self.sweep()
 
     def close(self) -> None:
-        """Give back everything the engine holds."""
+        """End the link to the draft; nothing can be asked afterwards."""
+        self._is_closed = True
         self.engine.close()
 
     def __enter__(self) -> "LLM":
@@ -93,68 +119,92 @@ class LLM:
     ) -> None:
         self.close()
 
-    def finished(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> Iterator[tuple[int, Result]]:
-        """Run prompts together; (index, result) of each as soon as it finishes. Closing the iterator ends the rest."""
-        ids: list[str] = []
-        try:
-            with self._lock:
-                for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-                    try:
-                        ids.append(self.engine.add(prompt, own))
-                    except SaguaroError as e:
-                        raise type(e)(f"prompt {index}: {e}") from e
-                    self._inbox[ids[-1]] = deque()
-            left = {index: own.n for index, own in enumerate(params)}
-            while left:
-                for index in list(left):
-                    left[index] -= sum(delta.finish_reason is not None for delta in self._drain(ids[index]))
-                    if not left[index]:
-                        del left[index]
-                        with self._lock:
-                            result = self.engine.result(ids[index])
-                        yield index, result
-                if left:
-                    self._pump()
-        finally:
-            for request_id in ids:
-                self._forget(request_id)
-
     def _run(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Result]:
-        results = dict(self.finished(prompts, params))
+        results = dict(self.as_finished(prompts, params))
         return [results[index] for index in range(len(prompts))]
 
-    def _follow(self, request_id: str, n_outputs: int) -> Generator[Delta]:
-        try:
-            while n_outputs:
-                for delta in self._drain(request_id):
-                    n_outputs -= delta.finish_reason is not None
-                    yield delta
-                if n_outputs:
-                    self._pump()
-        finally:
-            self._forget(request_id)
-
-    def _pump(self) -> None:
-        """Play a round for everybody; deltas go to whoever follows them."""
+    def _add(self, prompt: Prompt, params: SamplingParams, inbox: "deque[Delta]") -> str:
+        if self._is_closed:
+            raise RequestError("this LLM is closed; make a new one")
         with self._lock:
-            for delta in self.engine.step():
-                if delta.request_id in self._inbox:
-                    self._inbox[delta.request_id].append(delta)
+            request_id = self.engine.add(prompt, params)
+            self._inboxes[request_id] = inbox
+        return request_id
 
-    def _drain(self, request_id: str) -> list[Delta]:
+    def pump(self, inbox: "deque[Delta]") -> None:
+        """Play a round for everybody, unless this inbox got something while its owner waited for the lock."""
         with self._lock:
-            inbox = self._inbox[request_id]
-            deltas = list(inbox)
-            inbox.clear()
-        return deltas
+            self._end_gone()
+            if inbox:
+                return
+            assert self.engine.has_work, "somebody waits for a delta that will not come"
+            try:
+                deltas = self.engine.step()
+            except BaseException:
+                self._deliver(self.engine.take())
+                raise
+            self._deliver(deltas)
 
-    def _forget(self, request_id: str) -> None:
-        """Abort what is unfinished and drop the result."""
-        with self._lock:
-            self._inbox.pop(request_id, None)
-            with suppress(UnknownRequest):
-                self.engine.abort(request_id)
-                self.engine.result(request_id)
+    def _deliver(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            if delta.request_id in self._inboxes:
+                self._inboxes[delta.request_id].append(delta)
+
+    def sweep(self) -> None:
+        """End requests nobody follows any more, now if nobody is in a round, else before the next."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._end_gone()
+            finally:
+                self._lock.release()
+
+    def _end_gone(self) -> None:
+        while self.gone:
+            request_id = self.gone.popleft()
+            self._inboxes.pop(request_id, None)
+            self.engine.discard(request_id)
+
+
+class Stream(Iterator[Delta]):
+    """One request's deltas as they come: iterate, or go round by round. Closing or dropping it ends the request."""
+
+    def __init__(self, llm: LLM, request_id: str, inbox: "deque[Delta]", n_outputs: int) -> None:
+        self._llm, self._inbox, self._n_open = llm, inbox, n_outputs
+        # A dropped stream may be collected at any moment, in a round too, so it only leaves a note.
+        self._end = weakref.finalize(self, llm.gone.append, request_id)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no delta will come any more."""
+        return self._n_open == 0
+
+    def __next__(self) -> Delta:
+        """The next delta, computed if it is not there yet."""
+        while not self.is_done:
+            for delta in self.ready():
+                return delta
+            self.pump()
+        raise StopIteration
+
+    def ready(self) -> Iterator[Delta]:
+        """The deltas that are there already."""
+        while self._inbox and not self.is_done:
+            delta = self._inbox.popleft()
+            self._n_open -= delta.finish_reason is not None
+            if self.is_done:
+                self.close()
+            yield delta
+
+    def pump(self) -> None:
+        """Play a round, unless a delta is there already. A long prompt is read in several rounds."""
+        if not self.is_done and not self._inbox:
+            self._llm.pump(self._inbox)
+
+    def close(self) -> None:
+        """End the request, if it has not ended."""
+        self._n_open = 0
+        self._end()
+        self._llm.sweep()
 
 
 def default_cache() -> Path:
