@@ -12,7 +12,11 @@ from saguaro.model.spec import ModelSpec, read_spec
 from saguaro.model.transformer import Transformer
 from saguaro.model.weights import fill, safetensors_in
 
-HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt", "vocab.txt"]
+TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "config.json", "*.jinja"]
+TOKENIZER_FILES += ["vocab.json", "vocab.txt", "merges.txt"]
+HUB_FILES = [*TOKENIZER_FILES, "*.json", "*.safetensors"]
+# Second copies of the weights, and whatever lies in folders: `*` matches a slash too.
+HUB_IGNORED = ["*/*", "consolidated*"]
 
 
 @dataclass(frozen=True)
@@ -34,15 +38,22 @@ class Loaded:
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
 
-def locate(name: str, revision: str | None = None) -> Path:
-    """The folder or .gguf file a model name stands for; a Hub id is downloaded unless it is in the Hub's cache."""
+def locate(name: str, revision: str | None = None, *, tokenizer_only: bool = False) -> Path:
+    """The folder or .gguf file a model name stands for; a Hub id is downloaded unless it is in the Hub's cache.
+
+    Of a model that is wanted for its tokenizer only, the weights are not downloaded and need not be there.
+    """
     path = Path(name).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    if path.is_dir():
+        if not tokenizer_only:
+            _refuse_gguf_folder(path)
+        return path
+    if path.is_file() and path.suffix == ".gguf":
         return path
     if path.is_file():
         raise ModelNotFound(f"{path} is a file but not .gguf; give the folder that holds config.json")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and path.suffix != ".gguf":
-        return _from_hub(name, revision)
+        return _from_hub(name, revision, tokenizer_only)
     raise ModelNotFound(f"{name!r} is no folder, no .gguf file and no Hub id (owner/name); check the spelling")
 
 
@@ -72,7 +83,21 @@ def _allocate(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Tran
         ) from e
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def _refuse_gguf_folder(folder: Path) -> None:
+    found = sorted(path.name for path in folder.glob("*.gguf"))
+    if found and not (folder / "config.json").exists():
+        raise ModelNotFound(
+            f"{folder} has no config.json but {_some(found)}; pass the path of one of these files, "
+            f"such as {folder / found[0]}"
+        )
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _from_hub(name: str, revision: str | None, tokenizer_only: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -81,8 +106,9 @@ def _from_hub(name: str, revision: str | None) -> Path:
         RepositoryNotFoundError,
     )
 
+    wanted = TOKENIZER_FILES if tokenizer_only else HUB_FILES
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=HUB_IGNORED))
     except HFValidationError as e:
         raise ModelNotFound(f"{name!r} is no local folder, and no Hub id either: {e}") from e
     except GatedRepoError as e:
@@ -93,3 +119,22 @@ def _from_hub(name: str, revision: str | None) -> Path:
         raise DownloadError(f"{name} is not in the Hub's cache and the Hub cannot be reached; check the network") from e
     except OSError as e:
         raise DownloadError(f"{name} could not be downloaded from the Hub ({e}); check network and disk space") from e
+    if not tokenizer_only and not (folder / "config.json").exists():
+        _refuse_gguf_repo(name, revision)
+    return folder
+
+
+def _refuse_gguf_repo(name: str, revision: str | None) -> None:
+    from huggingface_hub import HfApi
+
+    try:
+        found = sorted(file for file in HfApi().list_repo_files(name, revision=revision) if file.endswith(".gguf"))
+    except Exception as e:  # whatever the HTTP library of the day raises
+        raise DownloadError(
+            f"{name} has no config.json in the Hub's cache and its files cannot be listed ({e}); check the network"
+        ) from e
+    if found:
+        raise ModelNotFound(
+            f"{name} has no config.json but {_some(found)}; download one of these files, such as with "
+            f"`hf download {name} {found[0]}`, and pass its path"
+        )

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from saguaro.errors import ConfigError, RequestError, TokenizerMismatch
-from saguaro.model.gguf import GGUFModel, build_tokenizer, token_text
+from saguaro.model.gguf import GGUFModel
+from saguaro.model.gguf_tokenizer import build_tokenizer, token_text
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 
@@ -74,8 +75,8 @@ def _from_folder(folder: Path) -> Any:
         raise TokenizerMismatch(
             f"{folder} holds no tokenizer.json or tokenizer.model; copy the model's tokenizer there"
         )
-    # tokenizer.json says all there is to say. AutoTokenizer would rebuild parts of it by the class that the folder names,
-    # and take two seconds to look that up.
+    # tokenizer.json says all there is to say. AutoTokenizer would rebuild parts of it by the class that is named beside
+    # it, and take two seconds to look that up.
     kind = PreTrainedTokenizerFast if (folder / "tokenizer.json").exists() else AutoTokenizer
     try:
         return kind.from_pretrained(folder, local_files_only=True)

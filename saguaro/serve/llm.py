@@ -47,7 +47,8 @@ class LLM:
             path = default.fetch_default(Path(cache_dir or default_cache()), progress or (lambda *_: None))
         else:
             path = locate(name, revision)
-        self.engine: Engine = build_engine(name, path, config, locate(str(tokenizer)) if tokenizer else None)
+        words = locate(str(tokenizer), tokenizer_only=True) if tokenizer else None
+        self.engine: Engine = build_engine(name, path, config, words)
         self._lock = threading.Lock()
         self._inboxes: dict[str, deque[Delta]] = {}
         self.gone: deque[str] = deque()  # requests nobody follows any more; a collected stream only notes itself here

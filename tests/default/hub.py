@@ -27,13 +27,14 @@ def serve_hub(repo: str, folder: Path) -> Iterator[str]:
         def _answer(self, with_body: bool) -> None:
             path = unquote(self.path.split("?")[0])
             if path.startswith(f"/api/models/{repo}/tree/"):
-                files = [{"type": "file", "path": p.name, "size": p.stat().st_size, "oid": COMMIT} for p in _files()]
+                files = [
+                    {"type": "file", "path": p, "size": (folder / p).stat().st_size, "oid": COMMIT} for p in _files()
+                ]
                 self._send(200, json.dumps(files).encode(), with_body)
             elif path.startswith(f"/api/models/{repo}"):
-                listing = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": p.name} for p in _files()]}
+                listing = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": p} for p in _files()]}
                 self._send(200, json.dumps(listing).encode(), with_body)
-            elif path.startswith(f"/{repo}/resolve/") and (folder / path.rsplit("/", 1)[1]).is_file():
-                file = folder / path.rsplit("/", 1)[1]
+            elif path.startswith(f"/{repo}/resolve/") and (file := _file(path)).is_file():
                 self._send(200, file.read_bytes(), with_body, etag=f'"{file.name}-{file.stat().st_size}"')
             else:
                 self._send(404, b"{}", with_body, error="RepoNotFound")
@@ -52,8 +53,12 @@ def serve_hub(repo: str, folder: Path) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    def _files() -> list[Path]:
-        return sorted(path for path in folder.iterdir() if path.is_file())
+    def _files() -> list[str]:
+        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+    def _file(path: str) -> Path:
+        """/someone/tiny/resolve/main/original/params.json -> the file original/params.json"""
+        return folder / path.removeprefix(f"/{repo}/resolve/").split("/", 1)[1]
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

@@ -3,11 +3,13 @@
 import json
 import math
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -23,6 +25,7 @@ from saguaro.errors import (
     TokenizerMismatch,
     UnsupportedModel,
 )
+from saguaro.model.gguf import GGUFModel
 from saguaro.model.spec import parse_spec
 from saguaro.model.tiny import tiny_model, tiny_tokenizer, write_tiny
 from tests.model.write_gguf import write_gguf
@@ -240,6 +243,9 @@ def test_a_folder_with_pickled_weights_only(folder: Path) -> None:
 
 # GGUF
 
+ODD_TENSORS = ["blk.0.ffn_gate.bias", "blk.1.ffn_down.bias", "blk.0.attn_output.bias", "blk.0.attn_q_norm.weight"]
+ODD_TENSORS += ["blk.0.attn_norm.bias", "output.bias", "output_norm.bias", "blk.0.attn_q.scale", "blk.0.attn_sinks"]
+
 
 @pytest.mark.parametrize("n_bytes", [0, 3, 4, 8, 23, 24, 100, 1000, 5000, 100_000, -1])
 def test_a_truncated_gguf_file(tiny_gguf: bytes, tmp_path: Path, n_bytes: int) -> None:
@@ -263,14 +269,78 @@ def test_something_else_in_a_gguf_file(tmp_path: Path, content: bytes) -> None:
         (lambda writer: writer.add_expert_count(8), "mixture of experts"),
         (lambda writer: writer.add_sliding_window(4096), "sliding window"),
         (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN), "rope type 'yarn'"),
+        (
+            lambda writer: writer.add_uint16(gguf.Keys.Split.LLM_KV_SPLIT_COUNT, 3),
+            "odd.gguf is one of 3 files of a split model; merge them with llama-gguf-split --merge",
+        ),
+        *[
+            (lambda writer, name=name: writer.add_tensor(name, np.zeros(64, np.float32)), f"odd.gguf holds .*{name}")
+            for name in ODD_TENSORS
+        ],
     ],
-    ids=["experts", "window", "yarn"],
+    ids=["experts", "window", "yarn", "split", *ODD_TENSORS],
 )
 def test_a_gguf_feature_this_engine_does_not_compute(
     tmp_path: Path, add: Callable[[gguf.GGUFWriter], None], message: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         open_model(write_gguf(tmp_path / "odd.gguf", tiny_model("llama"), add=add))
+
+
+def test_a_gguf_file_whose_layers_differ(tmp_path: Path) -> None:
+    model = GGUFModel(write_gguf(tmp_path / "odd.gguf", tiny_model("llama")))
+    model.metadata["llama.feed_forward_length"] = [96, 64]
+    with pytest.raises(UnsupportedModel, match=r"odd.gguf has one llama.feed_forward_length per layer"):
+        model.config()
+
+
+def test_a_gguf_file_with_biases_of_queries_only(tmp_path: Path) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("blk.0.attn_q.bias", np.zeros(64, np.float32))
+
+    with pytest.raises(UnsupportedModel, match="biases of queries and none of the attention's output"):
+        open_model(write_gguf(tmp_path / "odd.gguf", tiny_model("llama"), add=add))
+
+
+def test_a_later_part_of_a_split_gguf_file(tmp_path: Path) -> None:
+    """It has no metadata but its number and their count."""
+    writer = gguf.GGUFWriter(tmp_path / "b.gguf", "")
+    writer.kv_data[0].clear()
+    writer.add_uint16(gguf.Keys.Split.LLM_KV_SPLIT_COUNT, 2)
+    writer.add_tensor("output_norm.weight", np.zeros(64, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match=r"b.gguf is one of 2 files"):
+        open_model(tmp_path / "b.gguf")
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (4, b"\0\0\0\3", "big-endian"),
+        (b"token_embd.weight\x02\0\0\0" + struct.pack("<QQ", 64, 288), struct.pack("<I", 250), "quantisation 250"),
+        (b"token_embd.weight\x02\0\0\0" + struct.pack("<QQ", 64, 288), struct.pack("<I", 24), "as I8, which"),
+    ],
+    ids=["big-endian", "unknown", "integers"],
+)
+def test_a_gguf_file_in_another_writing(
+    tiny_gguf: bytes, tmp_path: Path, at: int | bytes, value: bytes, message: str
+) -> None:
+    start = at if isinstance(at, int) else tiny_gguf.index(at) + len(at)
+    (tmp_path / "odd.gguf").write_bytes(tiny_gguf[:start] + value + tiny_gguf[start + len(value) :])
+    with pytest.raises(UnsupportedModel, match=f"odd.gguf .*{message}"):
+        open_model(tmp_path / "odd.gguf")
+
+
+@pytest.mark.parametrize("n_texts", [2**63, 2**64 - 1, 10**6])
+def test_a_gguf_header_that_promises_more_than_the_file(tiny_gguf: bytes, tmp_path: Path, n_texts: int) -> None:
+    key = b"tokenizer.ggml.tokens" + struct.pack("<II", 9, 8)
+    start = tiny_gguf.index(key) + len(key)
+    (tmp_path / "odd.gguf").write_bytes(tiny_gguf[:start] + struct.pack("<Q", n_texts) + tiny_gguf[start + 8 :])
+    with pytest.raises(CorruptModel, match=r"odd.gguf is not a complete GGUF file"):
+        open_model(tmp_path / "odd.gguf")
 
 
 def test_a_gguf_file_of_an_unknown_architecture(tmp_path: Path) -> None:
@@ -310,7 +380,7 @@ def test_a_tokenizer_larger_than_the_vocabulary(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"max_batch_row": 1}, "unknown key 'max_batch_row'; did you mean 'max_batch_rows'?"),
-        ({"unknown_key": 1}, "unknown key 'unknown_key'; known keys: method, device"),
+        ({"unknown_key": 1}, "unknown key 'unknown_key'; known keys: method, lookahead, device"),
         ({"kv_memory": "lots"}, "kv_memory is 'lots'; write a size such as 512MiB"),
         ({"dtype": "int3"}, "dtype is 'int3'; it must be one of auto, float32, bfloat16"),
         ({"device": "tpu"}, "device is 'tpu'; it must be auto, cpu, cuda"),
@@ -411,7 +481,13 @@ def test_an_empty_stream(small: LLM) -> None:
         small.stream([], GREEDY)
 
 
-@pytest.mark.parametrize("token", [288, -1, 2**40, "a", 1.0])
+@pytest.mark.parametrize("token", ["a", 1.0, None])
+def test_a_prompt_that_is_no_list_of_ids(small: LLM, token: Any) -> None:
+    with pytest.raises(ConfigError, match=r"it must be text or a list of token ids"):
+        small.engine.add([1, token], GREEDY)
+
+
+@pytest.mark.parametrize("token", [288, -1, 2**40])
 def test_a_token_that_is_not_in_the_vocabulary(small: LLM, token: Any) -> None:
     with pytest.raises(ConfigError, match=f"prompt names token {token!r}; ids go from 0 to 287"):
         small.engine.add([1, token], GREEDY)

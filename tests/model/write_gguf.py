@@ -23,13 +23,15 @@ def write_gguf(
     kind: gguf.GGMLQuantizationType = F32,
     *,
     family: str | None = None,
+    tokenizer: Callable[[gguf.GGUFWriter, int], None] | None = None,
     add: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
 ) -> Path:
-    """Write matrices as `kind` and vectors in float32; `family` overrides the architecture's name, `add` adds more."""
+    """Write matrices as `kind` and vectors in float32; `family` overrides the architecture's name, `tokenizer` writes
+    another than the tiny one, `add` adds more."""
     config = model.config
     writer = gguf.GGUFWriter(path, family or config.model_type)
     _add_metadata(writer, config)
-    _add_tokenizer(writer, config.vocab_size)
+    (tokenizer or _add_tokenizer)(writer, config.vocab_size)
     add(writer)
     names = gguf.get_tensor_name_map(_architecture(config.model_type), config.num_hidden_layers)
     for name, weight in model.state_dict().items():

@@ -1,0 +1,141 @@
+"""The tokenizer that a GGUF file carries, built with the tokenizers library."""
+
+from typing import TYPE_CHECKING, Any
+
+from saguaro.errors import CorruptModel, UnsupportedModel
+from saguaro.model.gguf import GGUFModel
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# Token types.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+
+def build_tokenizer(model: GGUFModel) -> "Tokenizer":
+    """The tokenizer a GGUF file carries: byte-level BPE ("gpt2") or SentencePiece's BPE ("llama")."""
+    from tokenizers import AddedToken, processors
+
+    kind, pre = model.get("tokenizer.ggml.model"), str(model.get("tokenizer.ggml.pre", "default"))
+    if kind != "llama" and (kind != "gpt2" or pre not in _SPLITS):
+        raise UnsupportedModel(
+            f"{model.path} carries a tokenizer of kind {kind!r}/{pre!r}; Saguaro reads llama, and gpt2 with one of "
+            f"{', '.join(_SPLITS)}: pass the original tokenizer's folder as tokenizer"
+        )
+    texts: list[str] = _vocabulary(model, "tokens")
+    types: list[int] = _vocabulary(model, "token_type", [NORMAL] * len(texts))
+    if len(types) != len(texts):
+        raise CorruptModel(f"{model.path} has {len(texts)} tokens and {len(types)} token types; download it again")
+    tokenizer = _sentencepiece(model, texts, types) if kind == "llama" else _byte_level(model, texts, pre)
+    of_type = {t: [text for text, own in zip(texts, types, strict=True) if own == t] for t in (CONTROL, USER_DEFINED)}
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in of_type[CONTROL]])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in of_type[USER_DEFINED]])
+    bos = model.special_id("bos")
+    if model.get("tokenizer.ggml.add_bos_token", kind == "llama" or pre == "llama-bpe") and bos is not None:
+        template = processors.TemplateProcessing(
+            single=["bos", "$A"], special_tokens=[{"id": "bos", "ids": [bos], "tokens": [token_text(model, bos)]}]
+        )
+        before = [] if kind == "llama" else [processors.ByteLevel(trim_offsets=False)]
+        tokenizer.post_processor = processors.Sequence([*before, template])
+    return tokenizer
+
+
+def token_text(model: GGUFModel, token: int) -> str:
+    """The text of a special token, which must be one of the file's."""
+    texts = _vocabulary(model, "tokens")
+    if token >= len(texts):
+        raise CorruptModel(f"{model.path} names the special token {token} beyond its {len(texts)} tokens")
+    return str(texts[token])
+
+
+def _vocabulary(model: GGUFModel, key: str, default: list[Any] | None = None) -> list[Any]:
+    found = model.get(f"tokenizer.ggml.{key}", default)
+    if not isinstance(found, list):
+        raise CorruptModel(f"{model.path} lacks the metadata tokenizer.ggml.{key}")
+    return found
+
+
+def _byte_level(model: GGUFModel, texts: list[str], pre: str) -> "Tokenizer":
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    merges = [tuple(merge.split(" ", 1)) for merge in _vocabulary(model, "merges")]
+    vocab = {text: index for index, text in enumerate(texts)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=False, ignore_merges=pre == "llama-bpe"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_split(pre))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    return tokenizer
+
+
+def _sentencepiece(model: GGUFModel, texts: list[str], types: list[int]) -> "Tokenizer":
+    """As Llama 2's tokenizer.json: spaces are "▁", one more stands before every text, and bytes stand for characters
+    that are no piece. Merges run over whole texts, so there is nothing to split before."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    scores = _vocabulary(model, "scores")
+    if len(scores) != len(texts):
+        raise CorruptModel(f"{model.path} has {len(texts)} tokens and {len(scores)} scores; download it again")
+    pieces = {
+        text: score
+        for text, score, kind in zip(texts, scores, types, strict=True)
+        if kind in (NORMAL, USER_DEFINED, UNUSED)
+    }
+    vocab = {text: index for index, text in enumerate(texts)}
+    unknown = model.special_id("unknown")
+    assert unknown is not None
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocab,
+            merges=_merges(pieces),
+            unk_token=token_text(model, unknown),
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    has_prefix = model.get("tokenizer.ggml.add_space_prefix", True)
+    before = [normalizers.Prepend("▁")] if has_prefix else []
+    after = [decoders.Strip(" ", 1, 0)] if has_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *after]
+    )
+    return tokenizer
+
+
+def _merges(pieces: dict[str, float]) -> list[tuple[str, str]]:
+    """Every way to make a piece of two others: best piece first, and of one piece the longest left part first.
+
+    >>> _merges({"a": -3.0, "b": -4.0, "ab": -1.0, "bab": -2.0, "ba": 0.0})
+    [('b', 'a'), ('a', 'b'), ('ba', 'b'), ('b', 'ab')]
+    """
+    ways = [
+        (score, left, right)
+        for piece, score in pieces.items()
+        for left, right in ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+        if left in pieces and right in pieces
+    ]
+    ways.sort(key=lambda way: (-way[0], -len(way[1]), -len(way[2])))  # as transformers orders them
+    return [(left, right) for _, left, right in ways]
+
+
+# How llama.cpp's names for pre-tokenisers split text before byte pairs are merged.
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLITS = {
+    "default": "",
+    "gpt-2": "",
+    "smollm": "",
+    "llama-bpe": _WORDS % r"\p{N}{1,3}",
+    "qwen2": _WORDS % r"\p{N}",
+}
+
+
+def _split(pre: str) -> list[Any]:
+    from tokenizers import Regex, pre_tokenizers
+
+    if _SPLITS[pre]:
+        return [
+            pre_tokenizers.Split(Regex(_SPLITS[pre]), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
+    return [*digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
