@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does, and before torch is loaded
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,15 @@ import torch
 from saguaro import LLM
 from saguaro.model.default import fetch_default
 from saguaro.serve.llm import default_cache
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Two threads for the default model, one for tiny tensors, where two would wait for each other most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2 if request.path.parent.name == "serve" else 1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -23,5 +33,4 @@ def default_folder() -> Path:
 @pytest.fixture(scope="session")
 def llm(default_folder: Path) -> LLM:
     """One engine on the default model for all tests that only ask it questions."""
-    torch.set_num_threads(2)
     return LLM(default_folder, device="cpu")
