@@ -165,10 +165,10 @@ def saguaro_probabilities(q: Tensor, F: int, C: float) -> Tensor:  # [V] -> [V]
     return weights / weights.sum()
 
 
-def residual(p: Tensor, q: Tensor) -> Tensor:  # [V], [V] -> [V]
+def residual_law(p: Tensor, q: Tensor) -> Tensor:  # [V], [V] -> [V]
     """The law of the bonus token after a rejection: max(p - q, 0), normalised; all zero if nothing is ever rejected.
 
-    >>> residual(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.25, 0.25, 0.5]))
+    >>> residual_law(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.25, 0.25, 0.5]))
     tensor([0.5000, 0.5000, 0.0000])
     """
     left = (p - q).clamp(min=0)
@@ -186,7 +186,7 @@ def residual_hit_rate(p: Tensor, q: Tensor, F: int, C: float) -> float:
     >>> [round(residual_hit_rate(p, q, F=2, C=c), 3) for c in (1.0, 0.7783)]
     [0.0, 1.0]
     """
-    left = residual(p, saguaro_probabilities(q, F, C))
+    left = residual_law(p, saguaro_probabilities(q, F, C))
     return float(left[_ranking(q)[:F]].sum()) if bool(left.any()) else 1.0
 
 
@@ -202,7 +202,7 @@ def rejection_hit_rate(p: Tensor, q: Tensor, F: int, C: float) -> float:
     """
     drafted = saguaro_probabilities(q, F, C)
     order = _ranking(q)
-    rejected, left = residual(drafted, p)[order], residual(p, drafted)[order]  # [V] laws of either, by rank
+    rejected, left = residual_law(drafted, p)[order], residual_law(p, drafted)[order]  # [V] laws of either, by rank
     if not bool(left.any()):
         return 1.0
     in_top = float(rejected[:F].sum())  # the residual is 0 at the rejected token: the top F + 1 hit what is prepared

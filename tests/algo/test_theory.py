@@ -16,8 +16,8 @@ from saguaro.algo.theory import (
     expected_tokens,
     outcome_law,
     rejection_hit_rate,
-    residual,
     residual_hit_rate,
+    residual_law,
     saguaro_probabilities,
     sd_speedup,
     ssd_over_sd,
@@ -197,7 +197,7 @@ def test_theorem_15_the_hit_rate_never_rises_with_c(p: Tensor, q: Tensor, F: int
 @given(p=LAW, q=LAW, F=st.integers(0, 5), C=st.floats(0.05, 1))
 def test_rejection_hit_rate_is_the_sum_over_every_rejected_token(p: Tensor, q: Tensor, F: int, C: float) -> None:
     drafted = saguaro_probabilities(q, F, C)
-    law, rejection = residual(p, drafted), 1 - float(acceptance_rate(p, drafted))
+    law, rejection = residual_law(p, drafted), 1 - float(acceptance_rate(p, drafted))
     if rejection < 1e-9:
         return
     order = sorted(range(5), key=lambda v: (-float(q[v]), v))
@@ -222,7 +222,7 @@ def test_leaving_out_the_rejected_token_breaks_theorem_15() -> None:
 def test_nothing_is_missed_where_nothing_is_rejected(dtype: torch.dtype) -> None:
     p = torch.tensor([0.7, 0.1, 0.1, 0.1], dtype=dtype)
     nearly = p * 3 / 3  # the same but for rounding
-    assert residual(p, nearly).tolist() == [0, 0, 0, 0]
+    assert residual_law(p, nearly).tolist() == [0, 0, 0, 0]
     assert residual_hit_rate(p, nearly, F=2, C=1.0) == rejection_hit_rate(p, nearly, F=2, C=1.0) == 1
 
 

@@ -16,18 +16,7 @@ from saguaro.model.load import load
 from saguaro.model.tiny import tiny_model, write_tiny
 from saguaro.model.weights import destinations
 from tests.model.write_gguf import F32, Q8_0, through, write_gguf
-from tests.parity.driver import CPU, Driver, difference, random_tokens, reference
-
-TOLERANCE = 1e-4
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-LINEAR = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}
+from tests.parity.driver import CPU, LINEAR, LLAMA3, TOLERANCE, Driver, difference, random_tokens, reference
 
 
 def logits_of(path: Path) -> torch.Tensor:

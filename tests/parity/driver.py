@@ -15,6 +15,16 @@ from saguaro.engine.runner import Runner
 from saguaro.model.load import load
 
 CPU = torch.device("cpu")
+TOLERANCE = 1e-4  # of logits in float32
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}
 PAGE_SIZE = 4
 N_PAGES = 64
 

@@ -7,20 +7,10 @@ import torch
 
 from saguaro.engine.pages import PageTable
 from saguaro.model.tiny import tiny_model
-from tests.parity.driver import PAGE_SIZE, Driver, difference, random_tokens, reference
+from tests.parity.driver import LINEAR, LLAMA3, PAGE_SIZE, TOLERANCE, Driver, difference, random_tokens, reference
 
-TOLERANCE = 1e-4
 N_TOKENS = 47
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-LINEAR = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}
 ODD = {
     "hidden_size": 60,
     "num_attention_heads": 5,
