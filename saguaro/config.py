@@ -17,6 +17,10 @@ T = TypeVar("T")
 
 MAX_SEED = 2**63 - 1
 
+FALLBACKS = ("auto", "draft", "ngram", "random", "empty", "batch", "measured")
+VERIFICATIONS = ("auto", "shared", "rejection")
+LINKS = ("auto", "inline", "process")
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -56,6 +60,8 @@ class SamplingParams:
     """Report each token's log-probability and this many alternatives."""
     n: int = 1
     """How many outputs for one prompt."""
+    speculation: bool = True
+    """Whether tokens may be speculated for this request; the output is the same either way."""
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
@@ -116,10 +122,30 @@ class SamplingParams:
 class EngineConfig:
     """How an engine is built."""
 
-    method: str = "ar"
-    """The decoding method (see saguaro.methods)."""
+    draft: str | None = None
+    """The draft: a folder or .gguf file with the target's vocabulary, a Hub id, or drop:I,J,... for the target without
+    those layers."""
+    method: str = "auto"
+    """The decoding method (see saguaro.methods); auto: ssd if there is a draft, else ar."""
     lookahead: int = 4
     """Most tokens speculated per round and request (K), where the method speculates."""
+    budget: int = 8
+    """Outcomes prepared per request while the target verifies (M), where the method prepares."""
+    fallback: str = "auto"
+    """Who drafts when the outcome was not prepared: draft, ngram, random, empty; batch (by Theorem 17), measured; or
+    auto: the method's own."""
+    verification: str = "auto"
+    """How speculated tokens are accepted: shared (noise), rejection, or auto: the method's own."""
+    saguaro_c: float = 1.0
+    """C of Saguaro sampling, under rejection: how much the draft holds back from tokens it prepares; 1 is off."""
+    link: str = "auto"
+    """Where the draft runs: inline, process, or auto: a process of its own if it can prepare on a core of its own."""
+    draft_device: str = "auto"
+    """The draft's device; auto: the target's."""
+    draft_threads: int = 1
+    """CPU threads, and cores, of a draft in a process of its own."""
+    draft_timeout: float = 2.0
+    """Seconds to wait for a draft that does not answer before the target goes on without it."""
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto: a GPU if there is one."""
     dtype: str = "auto"
@@ -144,8 +170,12 @@ class EngineConfig:
         _check_types(self)
         kinds = ("auto", "float32", "bfloat16")
         _check("dtype", self.dtype, self.dtype in kinds, f"one of {', '.join(kinds)}")
-        device = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
-        _check("device", self.device, device is not None, "auto, cpu, cuda or cuda:N")
+        for name, known in (("fallback", FALLBACKS), ("verification", VERIFICATIONS), ("link", LINKS)):
+            value = getattr(self, name)
+            _check(name, value, value in known, f"one of {', '.join(known)}")
+        for name in ("device", "draft_device"):
+            device = re.fullmatch(r"auto|cpu|cuda(:\d+)?", getattr(self, name))
+            _check(name, getattr(self, name), device is not None, "auto, cpu, cuda or cuda:N")
         if self.kv_memory != "auto":
             parse_bytes(self.kv_memory, "kv_memory")
         _check(
@@ -155,6 +185,10 @@ class EngineConfig:
             "at least 2",
         )
         _check("lookahead", self.lookahead, 1 <= self.lookahead <= 64, "between 1 and 64")
+        _check("budget", self.budget, 1 <= self.budget <= 256, "between 1 and 256")
+        _check("saguaro_c", self.saguaro_c, 0 < self.saguaro_c <= 1, "more than 0 and at most 1 (off)")
+        _check("draft_threads", self.draft_threads, self.draft_threads >= 1, "at least 1")
+        _check("draft_timeout", self.draft_timeout, 0 < self.draft_timeout < math.inf, "more than 0")
         _check("max_batch_rows", self.max_batch_rows, self.max_batch_rows >= 1, "at least 1")
         enough = self.max_batch_tokens >= self.max_batch_rows
         _check(
@@ -165,6 +199,44 @@ class EngineConfig:
         )
         _check("page_size", self.page_size, self.page_size >= 1, "at least 1")
         _check("threads", self.threads, self.threads is None or self.threads >= 1, "at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftConfig:
+    """How the draft's side is built: everything it needs to know, wherever it runs. All fields are plain values."""
+
+    draft: str | None
+    """Path of a model, drop:I,J,... or None where no model drafts."""
+    target: str
+    """Path of the target."""
+    planner: str
+    """Which outcomes are prepared (saguaro.methods)."""
+    fallback: str
+    """Who drafts where none was (saguaro.methods)."""
+    verification: str
+    """shared or rejection."""
+    lookahead: int
+    """K."""
+    budget: int
+    """M."""
+    saguaro_c: float = 1.0
+    """C of Saguaro sampling."""
+    cut: float = 0.0
+    """A speculation ends before the first token that leads by less than this; 0: never."""
+    generation: int = 0
+    """How many drafts were started before this one: no two may draw with the same noise."""
+    n_vocab: int
+    """Tokens the target can say."""
+    max_rows: int
+    """Most rows at a time."""
+    n_tokens: int
+    """Tokens the draft's KV memory holds."""
+    page_size: int
+    """Tokens per page."""
+    device: str = "cpu"
+    """Where the draft's model lives."""
+    dtype: str = "float32"
+    """Of its weights."""
 
 
 def build(kind: type[T], **values: Any) -> T:

@@ -9,6 +9,7 @@
     │   ├── TokenizerMismatch   a tokenizer that does not fit the weights, or none at all
     │   └── DownloadError       a model that could not be fetched
     ├── CapacityError       the KV memory cannot hold what was asked for
+    ├── DraftError          a draft that could not be started
     └── RequestError        one request that cannot be served; others go on
         ├── EmptyPrompt
         ├── PromptTooLong
@@ -52,6 +53,10 @@ class DownloadError(ModelError):
 
 class CapacityError(SaguaroError):
     """The KV memory cannot hold what was asked for."""
+
+
+class DraftError(SaguaroError):
+    """A draft that could not be started."""
 
 
 class RequestError(SaguaroError, ValueError):

@@ -1,9 +1,26 @@
-"""The decoding methods, one row each (DESIGN section 2). Every method gives the target's own tokens."""
+"""The decoding methods, one row each (DESIGN section 2), and the draft's side that a row describes.
+
+Every method gives the target's own tokens: under shared noise the very same, under rejection of the same law.
+"""
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from saguaro.config import DraftConfig
+from saguaro.draft.fallback import Always, ByBatch, Fallback, Measured, Nobody
+from saguaro.draft.guess import DrawnGuess, Guesser, SharedGuess
+from saguaro.draft.load import load_draft
+from saguaro.draft.model import Drafter, ModelDrafter, NoModel
+from saguaro.draft.ngram import Ngram
+from saguaro.draft.planner import make_planner
+from saguaro.draft.random import RandomTokens
+from saguaro.draft.rows import Proposer
+from saguaro.engine.kv import KVPlan
+from saguaro.engine.sampler import Sampler
 from saguaro.errors import ConfigError
+from saguaro.model.transformer import Transformer
+from saguaro.round import DraftSide
 
 
 @dataclass(frozen=True)
@@ -12,20 +29,34 @@ class Method:
 
     name: str
     summary: str
-    planner: str  # which outcomes are prepared
-    fallback: str  # who drafts a row whose outcome was not prepared
+    planner: str  # which outcomes are prepared: a name of draft.planner
+    fallback: str  # who drafts a row whose outcome was not prepared: a name of FALLBACKS
+    verification: str = "shared"
+    cut: float = 0.0  # a speculation ends before the first token that leads by less than this; 0: never
 
     @property
     def drafts(self) -> bool:
         """Whether there is any speculation."""
         return self.fallback != "empty" or self.planner != "nothing"
 
+    @property
+    def needs_model(self) -> bool:
+        """Whether a draft model is needed."""
+        return self.planner != "nothing" or self.fallback in ("draft", "batch", "measured")
+
 
 METHODS = {
     method.name: method
     for method in (
-        Method("ar", "the target alone, one token per round", planner="nothing", fallback="empty"),
-        Method("ngram", "drafts from the text so far, without a model", planner="nothing", fallback="ngram"),
+        Method("ar", "the target alone, one token per round", "nothing", "empty"),
+        Method("sd", "speculative decoding: draft, then verify", "nothing", "draft"),
+        Method("ngram", "drafts from the text so far, without a model", "nothing", "ngram"),
+        Method("amusd", "drafts on as if all were accepted", "last", "draft"),
+        Method("pearl", "the same, and on a miss one token while drafting anew", "continuation", "empty"),
+        Method("specbranch", "speculates up to the first doubt, branches there", "branch", "draft", cut=1.0),
+        Method("ssd-uniform", "every number accepted, equally many bonus tokens", "uniform", "draft"),
+        Method("saguaro", "the paper: geometric fan-out, rejection, by batch size", "geometric", "batch", "rejection"),
+        Method("ssd", "outcomes by their probability, shared noise; our best", "joint", "measured"),
     )
 }
 
@@ -41,3 +72,39 @@ def find_method(name: str) -> Method:
         hint = f"did you mean {near[0]!r}?" if near else f"known methods: {', '.join(METHODS)}"
         raise ConfigError(f"method is {name!r}; {hint}")
     return METHODS[name]
+
+
+def draft_side(config: DraftConfig, target: Transformer | None = None) -> DraftSide:
+    """The draft's side of a method; the target's model is given where it is in this process, to share weights."""
+    drafter: Drafter = NoModel()
+    primary: Proposer = Nobody()
+    if config.draft is not None:
+        drafter = primary = _model_drafter(config, load_draft(config, target))
+    sizes = {"lookahead": config.lookahead, "budget": config.budget, "n_vocab": config.n_vocab}
+    return DraftSide(drafter, make_planner(config.planner), _fallback(config, primary), **sizes)
+
+
+def _model_drafter(config: DraftConfig, model: Transformer) -> ModelDrafter:
+    sampler, n_candidates = Sampler(config.n_vocab), config.budget + 1  # one more: the token in flight is no bonus
+    guess: Guesser = SharedGuess(sampler, n_candidates)
+    if config.verification == "rejection":
+        fan_out = max(1, round(config.budget / (config.lookahead + 1)))
+        guess = DrawnGuess(sampler, n_candidates, fan_out, config.saguaro_c, config.generation)
+    # Room for what the target holds, and for what each row speculates.
+    n_tokens = config.n_tokens + config.max_rows * 2 * (config.lookahead + 1 + config.page_size)
+    per_token = model.spec.kv_bytes_per_token(model.dtype)
+    kv = KVPlan(-(-n_tokens // config.page_size), config.page_size, per_token, model.spec.max_length)
+    sizes = {"max_rows": config.max_rows, "lookahead": config.lookahead, "budget": config.budget}
+    return ModelDrafter(model, guess, kv, cut=config.cut, **sizes)
+
+
+def _fallback(config: DraftConfig, primary: Proposer) -> Fallback:
+    parts: dict[str, Callable[[], Fallback]] = {
+        "empty": lambda: Always(Nobody()),
+        "draft": lambda: Always(primary),
+        "ngram": lambda: Always(Ngram()),
+        "random": lambda: Always(RandomTokens(config.n_vocab)),
+        "batch": lambda: ByBatch(primary, Ngram()),
+        "measured": lambda: Measured(primary, Ngram()),
+    }
+    return parts[config.fallback]()

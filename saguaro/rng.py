@@ -6,6 +6,8 @@ method, the device or the number of calls before. It is Philox4x32-10, so the bi
     key     = (seed low 32 bits, seed high 32 bits)
     counter = (token // 4, position, 0, DOMAIN)      one block serves four neighbouring tokens
     lane    = token % 4
+
+A coin is a function of (request seed, position) in a domain of its own.
 """
 
 import secrets
@@ -18,7 +20,8 @@ from torch import Tensor
 
 Words = TypeVar("Words", Tensor, NDArray[Any])  # 32-bit words in 64 bits: int64 on a device, uint64 on the host
 
-DOMAIN = 0x5A6  # keeps this use of a seed apart from any later one
+DOMAIN = 0x5A6  # keeps this use of a seed apart from any other
+COIN_DOMAIN = 0x5A7
 _LOW = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -74,6 +77,16 @@ def gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     return _to_gumbel(lanes.gather(-1, (tokens & 3)[..., None])[..., 0])
 
 
+def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """A coin per place, uniform in (0, 1): seeds and positions are [P] int64 -> [P] float64.
+
+    >>> bool((uniform(torch.tensor([5, 5]), torch.tensor([9, 10])) < 1).all())
+    True
+    """
+    lanes = _lanes(seeds, positions, torch.zeros_like(positions), COIN_DOMAIN)
+    return (lanes[..., 0].double() + 0.5) * 2.0**-32
+
+
 def gumbel_all(seeds: Tensor, positions: Tensor, n_vocab: int) -> Tensor:
     """Gumbel noise of every token: seeds [R], positions [R] -> [R, V] float32."""
     blocks = torch.arange((n_vocab + 3) // 4, device=seeds.device)[None]
@@ -86,10 +99,10 @@ def gumbel_all(seeds: Tensor, positions: Tensor, n_vocab: int) -> Tensor:
     return _to_gumbel(lanes.flatten(1)[:, :n_vocab])
 
 
-def _lanes(seeds: Tensor, positions: Tensor, blocks: Tensor) -> Tensor:
+def _lanes(seeds: Tensor, positions: Tensor, blocks: Tensor, domain: int = DOMAIN) -> Tensor:
     """The four words of each block, [..., 4] int64."""
     zero = torch.zeros_like(positions)
-    words = (blocks, positions, zero, zero + DOMAIN, seeds & _LOW, (seeds >> 32) & _LOW)
+    words = (blocks, positions, zero, zero + domain, seeds & _LOW, (seeds >> 32) & _LOW)
     if blocks.device.type == "cpu":  # the same arithmetic through numpy: a fifth of the overhead per operation
         lanes = philox(*(w.numpy().view(np.uint64) for w in words))
         return torch.from_numpy(np.stack(lanes, axis=-1).view(np.int64))

@@ -1,39 +1,142 @@
-"""One round (DESIGN section 2): every method is this loop with other parts.
+"""One round, both sides (DESIGN section 2): every method is this loop with other parts.
 
 Autoregressive decoding is the empty speculation, speculative decoding is the one for which nothing is prepared, and a
 lost draft is the first of these without a path of its own. Prefill is a row with many tokens and no speculation.
 """
 
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from saguaro.draft.cache import SpeculationCache
+from saguaro.draft.fallback import Fallback
+from saguaro.draft.model import Drafter
+from saguaro.draft.planner import Planner
+from saguaro.draft.rows import Row, Rows
 from saguaro.engine.scheduler import Batch, Commit, Scheduler, lookahead_limits
 from saguaro.engine.verifier import Verifier
-from saguaro.types import DraftLink, Outcome
+from saguaro.types import (
+    CACHE,
+    DraftLink,
+    DraftTimes,
+    Joined,
+    Observer,
+    Outcome,
+    RoundEvent,
+    RowEvent,
+    Speculation,
+)
+
+now = time.perf_counter
 
 
 class Round:
-    """The target's side of the loop, and the last outcome, which the draft has not seen yet."""
+    """The target's side, and the last outcome, which the draft has not seen yet."""
 
     def __init__(self, scheduler: Scheduler, verifier: Verifier, draft: DraftLink) -> None:
         self.scheduler, self.verifier, self.draft = scheduler, verifier, draft
-        self._outcome = Outcome.nothing()
+        self.observers: list[Observer] = []
+        self._outcome, self._number = Outcome.nothing(), 0
 
     def play(self) -> list[Commit]:
         """Play one round; what each request got. Nothing to do gives an empty list."""
+        if self.draft.is_fresh():
+            self._introduce_all()
         batch = self.scheduler.next_batch()
         if batch is None:
             return []
         try:
             return self._play(batch)
-        except BaseException:  # the draft may have missed something: introduce every row anew
-            self._outcome = Outcome.nothing()
-            self.scheduler.rejoin()
+        except BaseException:  # the draft may have missed something
+            self._introduce_all()
             raise
 
     def _play(self, batch: Batch) -> list[Commit]:
+        began = now()
         self.draft.retire(batch.left)
         self.draft.admit(batch.joined)
-        slots = [row.request.slot for row in batch.sampling]
-        spec = self.draft.speculate(self._outcome.without(batch.left), slots).clip(lookahead_limits(batch))
+        slots, room = [row.request.slot for row in batch.sampling], lookahead_limits(batch)
+        spec = self.draft.speculate(self._outcome.without(batch.left), slots, room.tolist()).clip(room)
+        asked = now()
         pending = self.verifier.launch(batch, spec)
+        launched = now()
         self.draft.overlap()
+        overlapped = now()
         self._outcome = pending.outcome()
-        return self.scheduler.commit(batch, spec, self._outcome)
+        decided = now()
+        commits = self.scheduler.commit(batch, spec, self._outcome)
+        self._observe(batch, spec, commits, [began, asked, launched, overlapped, decided])
+        return commits
+
+    def _introduce_all(self) -> None:
+        self._outcome = Outcome.nothing()
+        self.scheduler.rejoin()
+
+    def _observe(self, batch: Batch, spec: Speculation, commits: Sequence[Commit], at: Sequence[float]) -> None:
+        rows = tuple(RowEvent(c.request.id, c.length, c.k, c.source, len(c.tokens)) for c in commits)
+        speculate, launch, overlap, collect = pairwise(at)
+        n_computed = sum(row.n_tokens for row in batch.rows) + int(spec.length.sum())
+        self._number += 1
+        for observe in self.observers:
+            observe(RoundEvent(self._number, n_computed, rows, speculate, launch, overlap, collect, spec.times))
+
+
+class DraftSide:
+    """The draft's side: what is in flight for each row, and what is prepared for each outcome of it."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        planner: Planner | None,
+        fallback: Fallback,
+        *,
+        lookahead: int,
+        budget: int,
+        n_vocab: int,
+    ) -> None:
+        self.rows, self.cache = Rows(), SpeculationCache()
+        self.drafter, self.planner, self.fallback = drafter, planner, fallback
+        self._lookahead, self._budget, self._n_vocab = lookahead, budget, n_vocab
+        self._asked: list[Row] = []
+        self._outcome, self._prepared = Outcome.nothing(), (0.0, 0.0)
+
+    def admit(self, joined: Sequence[Joined]) -> None:
+        """Learn these rows."""
+        self.drafter.admit(self.rows.admit(joined))
+
+    def retire(self, slots: Sequence[int]) -> None:
+        """Forget these rows; one that is not known is none to forget."""
+        self.rows.retire(slots)
+        self.cache.forget(slots)
+        self.drafter.retire(slots)
+
+    def respond(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
+        """Commit the outcome, look up what was prepared for it, and fall back where it was not foreseen."""
+        began, self._outcome = now(), outcome
+        self.fallback.learn(outcome, self.rows)
+        self.rows.commit(outcome)
+        self.drafter.settle(list(self.rows))
+        known = [(row, n) for slot, n in zip(slots, room, strict=True) if (row := self.rows.get(slot)) is not None]
+        wanted = [(row, min(n, self._lookahead)) for row, n in known if n > 0]
+        branches = self.cache.look_up(outcome)
+        hits = [(row, n) for row, n in wanted if row.slot in branches]
+        prepared = self.drafter.adopt([(row, branches[row.slot]) for row, _ in hits])
+        for (row, n), (tokens, q) in zip(hits, prepared, strict=True):
+            row.propose(tokens[:n], CACHE, q)
+        self.fallback.draft([(row, n) for row, n in wanted if row.slot not in branches], len(slots))
+        self.cache.clear()
+        self._asked = [row for row, _ in known]
+        spec = self.rows.in_flight(slots, self._lookahead, self._n_vocab)
+        return replace(spec, times=DraftTimes((began, now()), self._prepared))
+
+    def prepare(self, is_late: Callable[[], bool] = lambda: False) -> None:
+        """Plan the likely outcomes, draft after each and refill the cache; done early if the outcome is there."""
+        began = now()
+        self.drafter.read(list(self.rows))
+        if self.planner is not None:
+            self.planner.learn(self._outcome)
+            planned = self.planner.plan(self.drafter.look_ahead(self._asked), self._budget)
+            if self.drafter.branch(self._asked, planned, is_late):
+                self.cache.fill(planned)
+        self._prepared = (began, now())

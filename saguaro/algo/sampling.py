@@ -6,7 +6,7 @@ the plain argmax. Removed tokens have score -inf. Ties at a threshold are kept, 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from saguaro import rng
 
 NEVER = float("-inf")
+REMOVED = 8.0  # how far behind `rank` puts what a rule removes
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,21 @@ def restrict(logits: Tensor, rules: Rules) -> Tensor:  # [R, V] -> [R, V] scores
     if bool((rules.min_p > 0).any()):
         scores = keep_min_p(scores, rules.min_p)
     return scores
+
+
+def probabilities(logits: Tensor, rules: Rules) -> Tensor:  # [R, V] -> [R, V]
+    """The distribution each row's token is drawn from; all on the best token at temperature 0.
+
+    >>> zero = torch.zeros(1)
+    >>> rules = Rules(zero, zero.long(), zero + 1, zero, zero.long(), zero.long())
+    >>> probabilities(torch.tensor([[0.0, 3.0, 1.0]]), rules)
+    tensor([[0., 1., 0.]])
+    """
+    law = torch.zeros_like(logits).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
+    warm = rules.temperature.nonzero()[:, 0]
+    if len(warm):
+        law[warm] = restrict(logits[warm], rules.select(warm)).softmax(-1)
+    return law
 
 
 def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:  # [R, V], [R] int64
@@ -110,6 +126,38 @@ def pick(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:  # [R, V],
     if scores.device.type == "cpu":
         return _pick_pruned(scores, seeds, positions)
     return (scores + rng.gumbel_all(seeds, positions, scores.shape[1])).argmax(-1)
+
+
+def flip(chance: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:  # [P], [P], [P] -> [P] bool
+    """True with this probability, a function of (seed, position) alone.
+
+    >>> flip(torch.tensor([0.0, 1.0]), torch.tensor([1, 1]), torch.tensor([2, 3]))
+    tensor([False,  True])
+    """
+    return rng.uniform(seeds, positions) < chance
+
+
+def rank(logits: Tensor, rules: Rules, n: int, width: int = 2048) -> tuple[Tensor, Tensor]:  # [R, V] -> [R, n], [R, n]
+    """The n best tokens of every row by noisy score, as the target would see them: the first is `choose`'s.
+
+    The draft ranks with it, and a guess need not be exact: noise is drawn for the `width` likeliest tokens only, and
+    tokens that top-k, top-p or min-p would remove stay as far-off candidates, since the target may not remove them.
+
+    >>> one = torch.ones(1)
+    >>> rules = Rules(0 * one, one.long(), one, 0 * one, one.long(), one.long())
+    >>> rank(torch.tensor([[0.0, 3.0, 1.0]]), rules, 2)
+    (tensor([[1, 2]]), tensor([[ 0., -2.]]))
+    """
+    is_warm = rules.temperature > 0
+    soft = (logits - logits.amax(-1, keepdim=True)) / torch.where(is_warm, rules.temperature, 1.0)[:, None]
+    if bool((is_warm & ((rules.top_k > 0) | (rules.top_p < 1) | (rules.min_p > 0))).any()):
+        kept = restrict(logits, replace(rules, temperature=torch.where(is_warm, rules.temperature, 1.0)))
+        soft = torch.where(is_warm[:, None] & kept.isneginf(), soft - REMOVED, soft)
+    best = soft.topk(min(width, soft.shape[1]), dim=-1)  # [R, W]
+    noise = rng.gumbel(*_pairs(rules.seeds, rules.positions, best.indices)).view_as(best.values)
+    noisy = torch.where(is_warm[:, None], best.values + noise, best.values)
+    found = noisy.topk(min(n, noisy.shape[1]), dim=-1)
+    return best.indices.gather(1, found.indices), found.values
 
 
 def _pick_pruned(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

@@ -32,28 +32,25 @@ def accept(
 def reject(
     p: Tensor,  # [B, K+1, V]: the target's distribution after each prefix
     q: Tensor,  # [B, K, V]: the distribution each token was drawn from
-    tokens: Tensor,  # [B, K] int64: the speculation
     length: Tensor,  # [B] int64: how many of the K are real
-    coins: Tensor,  # [B, K] uniform in [0, 1)
-    noise: Tensor,  # [B, V] Gumbel, for the bonus
-) -> tuple[Tensor, Tensor]:  # n_accepted [B], bonus [B]
-    """Rejection: accept by coin; the bonus is drawn from the residual at the first rejection, or from p at the end.
+    stands: Tensor,  # [B, K] bool: true with the probability acceptance(p, q, tokens)
+) -> tuple[Tensor, Tensor]:  # n_accepted [B], law of the bonus [B, V]
+    """Rejection: accept until a token does not stand; the bonus is drawn from the residual there, or from p at the end.
 
     >>> p, q = torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]), torch.tensor([[[1.0, 0.0]]])
-    >>> none = torch.zeros(1, 2)
-    >>> reject(p, q, torch.tensor([[0]]), torch.tensor([1]), torch.tensor([[0.4]]), none)  # 0.4 < p/q: accepted
-    (tensor([1]), tensor([0]))
-    >>> reject(p, q, torch.tensor([[0]]), torch.tensor([1]), torch.tensor([[0.6]]), none)  # the residual is token 1
-    (tensor([0]), tensor([1]))
+    >>> reject(p, q, torch.tensor([1]), torch.tensor([[True]]))
+    (tensor([1]), tensor([[1., 0.]]))
+    >>> reject(p, q, torch.tensor([1]), torch.tensor([[False]]))  # token 0 was drawn too often, so it is token 1
+    (tensor([0]), tensor([[0., 1.]]))
     """
     b, k, v = q.shape
-    n_accepted = _prefix(coins < acceptance(p[:, :k], q, tokens), length)
+    n_accepted = _prefix(stands, length)
     last = n_accepted[:, None, None].expand(b, 1, v)
-    after = p.gather(1, last)[:, 0]  # [B, V]: p where the bonus goes
+    law = p.gather(1, last)[:, 0]  # [B, V]
     if k:
         drawn = q.gather(1, last.clamp(max=k - 1))[:, 0]
-        after = torch.where((n_accepted < length)[:, None], residual(after, drawn), after)
-    return n_accepted, (after.log() + noise).argmax(-1)
+        law = torch.where((n_accepted < length)[:, None], residual(law, drawn), law)
+    return n_accepted, law
 
 
 def acceptance(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:  # [..., V], [..., V], [...] -> [...]

@@ -6,9 +6,10 @@ run of `shortest` to `longest` tokens of a row is indexed once, so a look-up doe
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
-from saguaro.draft.texts import Texts
-from saguaro.types import Joined, Outcome, Speculation
+from saguaro.draft.rows import Proposal, Row
+from saguaro.types import NGRAM
 
 
 @dataclass
@@ -22,37 +23,23 @@ class _Index:
 class Ngram:
     """Finds the longest recent run that a row's text ends with, and proposes what came after it."""
 
+    source = NGRAM
+
     def __init__(self, longest: int = 4, shortest: int = 2) -> None:
         self._longest, self._shortest = longest, shortest
-        self._texts = Texts()
-        self._indexes: dict[int, _Index] = {}
+        self._indexes: WeakKeyDictionary[Row, _Index] = WeakKeyDictionary()
 
-    def admit(self, rows: Sequence[Joined]) -> None:
-        """Learn these texts; they are indexed when they are first asked for."""
-        self._texts.admit(rows)
-        self._indexes.update({row.slot: _Index() for row in rows})
-
-    def retire(self, slots: Sequence[int]) -> None:
-        """Forget these texts."""
-        self._texts.retire(slots)
-        for slot in slots:
-            self._indexes.pop(slot, None)
-
-    def commit(self, outcome: Outcome) -> None:
-        """Append what the target accepted and put."""
-        self._texts.commit(outcome)
-
-    def draft(self, slots: Sequence[int], lookahead: int) -> Speculation:
+    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
         """What followed each row's ending before; nothing where it is new.
 
-        >>> ngram = Ngram()
-        >>> ngram.admit([Joined(0, [5, 6, 7, 8, 9, 5, 6]), Joined(1, [1, 2, 3])])
-        >>> spec = ngram.draft([0, 1], lookahead=3)
-        >>> spec.tokens[0].tolist(), spec.length.tolist()
-        ([7, 8, 9], [3, 0])
+        >>> from saguaro.draft.rows import Rows
+        >>> from saguaro.types import Joined
+        >>> seen = Rows().admit([Joined(0, [5, 6, 7, 8, 9, 5, 6]), Joined(1, [1, 2, 3])])
+        >>> Ngram().propose(seen, lookahead=3).tokens
+        [[7, 8, 9], []]
         """
-        proposed = {slot: self._follow(self._texts[slot], self._indexes[slot], lookahead) for slot in slots}
-        return self._texts.propose(proposed, lookahead)
+        indexes = [self._indexes.setdefault(row, _Index()) for row in rows]
+        return Proposal([self._follow(row.text, index, lookahead) for row, index in zip(rows, indexes, strict=True)])
 
     def _follow(self, text: list[int], index: _Index, lookahead: int) -> list[int]:
         for at in range(index.n_read, len(text)):  # text[at] follows the runs that end before it

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from saguaro.draft.texts import Texts
-from saguaro.types import Joined, Outcome, Speculation
+from saguaro.draft.rows import Proposal, Row
+from saguaro.types import SCRIPT
 
 Script = Callable[[Sequence[int], int], Sequence[int]]  # (text so far, lookahead) -> tokens to propose
 
@@ -11,22 +11,11 @@ Script = Callable[[Sequence[int], int], Sequence[int]]  # (text so far, lookahea
 class Scripted:
     """Asks the script what comes after each row's text."""
 
+    source = SCRIPT
+
     def __init__(self, script: Script) -> None:
-        self._script, self._texts = script, Texts()
+        self._script = script
 
-    def admit(self, rows: Sequence[Joined]) -> None:
-        """Learn these texts."""
-        self._texts.admit(rows)
-
-    def retire(self, slots: Sequence[int]) -> None:
-        """Forget these texts."""
-        self._texts.retire(slots)
-
-    def commit(self, outcome: Outcome) -> None:
-        """Append what the target accepted and put."""
-        self._texts.commit(outcome)
-
-    def draft(self, slots: Sequence[int], lookahead: int) -> Speculation:
+    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
         """What the script says, row by row."""
-        proposed = {slot: list(self._script(self._texts[slot], lookahead))[:lookahead] for slot in slots}
-        return self._texts.propose(proposed, lookahead)
+        return Proposal([list(self._script(row.text, lookahead))[:lookahead] for row in rows])

@@ -27,18 +27,39 @@ class AttentionBackend(Protocol):
 
 
 @dataclass(frozen=True)
+class Span:
+    """Where the keys and values of a text's first `length` tokens lie."""
+
+    length: int
+    first: int  # slot of the first, where the pages follow one another in memory: no copy is needed
+    slots: Tensor | None  # [length] int64 otherwise
+
+    @staticmethod
+    def of(pages: Sequence[int], length: int, cache: KVCache) -> "Span":
+        """The span of a text on these pages."""
+        pages = pages[: -(-length // cache.page_size)]
+        is_run = all(page == pages[0] + i for i, page in enumerate(pages))
+        slots = None if is_run else slots_of(pages, length, cache.page_size).to(cache.device)
+        return Span(length, pages[0] * cache.page_size, slots)
+
+    def gather(self, layer: Tensor) -> Tensor:  # [1, H_kv, slots, d] -> [1, H_kv, length, d]
+        """Its keys, or its values, of one layer."""
+        if self.slots is None:
+            return layer.narrow(2, self.first, self.length)
+        return layer[0].transpose(0, 1).index_select(0, self.slots).transpose(0, 1)[None]
+
+
+@dataclass(frozen=True)
 class _Row:
     """Where one row's queries and keys lie.
 
-    positions   |------------- length -------------|
+    positions   |------------- span ---------------|
     queries                        |-- stop-start --|
     """
 
     start: int  # of its queries in the flat step
     stop: int
-    length: int  # keys it sees
-    first: int  # slot of its first key, where its pages follow one another in memory: no copy is needed
-    slots: Tensor | None  # [length] int64 otherwise
+    span: Span  # keys it sees
     mask: Tensor | None  # additive, or None where every query sees every key
 
 
@@ -61,23 +82,20 @@ class SDPAttention:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         if len(self._rows) == 1:
             row = self._rows[0]
-            return _attend(q, _gather(keys, row), _gather(values, row), row.mask)
+            return _attend(q, row.span.gather(keys), row.span.gather(values), row.mask)
         outs = [
-            _attend(q[row.start : row.stop], _gather(keys, row), _gather(values, row), row.mask) for row in self._rows
+            _attend(q[row.start : row.stop], row.span.gather(keys), row.span.gather(values), row.mask)
+            for row in self._rows
         ]
         return torch.cat(outs)
 
     def _row(self, layout: Layout, index: int) -> _Row:
         cache, length = self._cache, layout.lengths[index]
         start, stop = layout.starts[index], layout.starts[index + 1]
-        pages = layout.pages[index][: -(-length // cache.page_size)]
-        is_run = all(page == pages[0] + i for i, page in enumerate(pages))
         return _Row(
             start=start,
             stop=stop,
-            length=length,
-            first=pages[0] * cache.page_size,
-            slots=None if is_run else slots_of(pages, length, cache.page_size).to(cache.device),
+            span=Span.of(layout.pages[index], length, cache),
             mask=None if stop - start == 1 else causal_mask(stop - start, length, cache.dtype, cache.device),
         )
 
@@ -102,12 +120,6 @@ def causal_mask(n: int, length: int, dtype: torch.dtype, device: torch.device) -
     query = torch.arange(length - n, length, device=device)[:, None]
     hidden = torch.arange(length, device=device)[None] > query
     return torch.zeros(n, length, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
-
-
-def _gather(cache: Tensor, row: _Row) -> Tensor:  # [1, H_kv, slots, d] -> [1, H_kv, length, d]
-    if row.slots is None:
-        return cache.narrow(2, row.first, row.length)
-    return cache[0].transpose(0, 1).index_select(0, row.slots).transpose(0, 1)[None]
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -85,6 +85,7 @@ class KVCache:
         n_kv = spec.n_kv_heads
         # Untouched memory costs nothing on a CPU: the system gives pages when they are first written.
         memory = torch.empty(spec.n_layers, plan.n_tokens, 2 * n_kv, spec.head_dim, device=device, dtype=dtype)
+        self._memory = memory
         self._slots = list(memory)  # per layer [slots, 2 * H_kv, d]: a token's keys, then its values
         by_head = [layer.transpose(0, 1)[None] for layer in memory]
         self.keys = [layer[:, :n_kv] for layer in by_head]  # per layer [1, H_kv, slots, d]
@@ -93,3 +94,7 @@ class KVCache:
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:  # [T], [T, 2 * H_kv, d]
         """Store a step's keys and values."""
         self._slots[layer].index_copy_(0, slots, kv)
+
+    def copy_in(self, slots: Tensor, kv: Tensor) -> None:  # [T], [layers, T, 2 * H_kv, d]
+        """Store keys and values of all layers that were computed elsewhere."""
+        self._memory.index_copy_(1, slots, kv)

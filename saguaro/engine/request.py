@@ -23,7 +23,6 @@ class Request:
     params: SamplingParams
     seed: int
     eos_ids: frozenset[int] = frozenset()
-    speculates: bool = True
     arrived: float = field(default_factory=time.perf_counter)
     number: int = -1  # order of arrival; the scheduler counts
     slot: int = -1  # row while running
@@ -40,6 +39,11 @@ class Request:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether tokens may be speculated for it."""
+        return self.params.speculation
 
     @property
     def n_pending(self) -> int:

@@ -25,11 +25,15 @@ class Sampler:
 
     def __call__(self, logits: Tensor, places: Sequence[Place]) -> Tensor:  # [L, V] -> [L] int64
         """The target's token at every place."""
+        return choose(self.shape(logits, places), rules(places, logits.device))
+
+    def shape(self, logits: Tensor, places: Sequence[Place]) -> Tensor:  # [L, V], changed in place
+        """Penalties, bias and bans applied, and padding of the vocabulary struck out."""
         if logits.shape[1] > self.n_known:
             logits[:, self.n_known :] = NEVER
         for index, (request, before) in enumerate(places):
             adjust(logits[index], request, before)
-        return choose(logits, rules(places, logits.device))
+        return logits
 
 
 def rules(places: Sequence[Place], device: torch.device) -> Rules:

@@ -15,7 +15,7 @@ import torch
 from saguaro.engine.pages import PagePool, PageTable
 from saguaro.engine.request import Request
 from saguaro.errors import CapacityError, EmptyPrompt, PromptTooLong, SaguaroError
-from saguaro.types import FinishReason, Joined, Outcome, Speculation, TokenLogprobs
+from saguaro.types import SOURCES, FinishReason, Joined, Outcome, Speculation, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ class Commit:
 
     request: Request
     tokens: list[int]
-    n_accepted: int  # of these tokens, from the speculation
-    hit: bool
+    length: int  # tokens that were speculated
+    k: int  # of these, accepted
+    source: str  # of SOURCES
     logprobs: Sequence[TokenLogprobs] = ()
 
 
@@ -126,15 +127,15 @@ class Scheduler:
             assert not self.has_work, "requests are left and none can be scheduled"
             return None
         ordered = sorted(rows.values(), key=lambda row: (not row.samples, row.request.number))
-        joined = [Joined(r.slot, list(r.tokens)) for r in self._joined]
+        joined = [_introduce(request) for request in self._joined if request.speculates]
         batch = Batch(ordered, joined, self._left)
         self._joined, self._left = [], []
         return batch
 
     def commit(self, batch: Batch, spec: Speculation, outcome: Outcome) -> list[Commit]:
         """Write a step's outcome into its requests; finished ones leave."""
-        drafted, hits = spec.tokens.tolist(), spec.hit.tolist()
-        accepted, bonus = outcome.n_accepted.tolist(), outcome.bonus.tolist()
+        drafted, sources = spec.tokens.tolist(), spec.source.tolist()
+        accepted, bonus, length = outcome.n_accepted.tolist(), outcome.bonus.tolist(), outcome.length.tolist()
         commits = []
         for index, row in enumerate(batch.rows):
             request = row.request
@@ -149,7 +150,8 @@ class Scheduler:
                 logprobs = outcome.logprobs[index] if outcome.logprobs else ()
                 new = self._append(request, new)
                 request.logprobs.extend(logprobs[: len(new)])
-                commits.append(Commit(request, new, min(n_accepted, len(new)), hits[index], logprobs[: len(new)]))
+                source = SOURCES[sources[index]]
+                commits.append(Commit(request, new, length[index], n_accepted, source, logprobs[: len(new)]))
             request.n_computed = min(request.n_computed, len(request.tokens))
             self.pool.publish(request.table, request.tokens, request.n_computed)
             if request.finish_reason is None:
@@ -259,6 +261,10 @@ class Scheduler:
         else:
             self._left.append(request.slot)
         request.slot = -1
+
+
+def _introduce(request: Request) -> Joined:
+    return Joined(request.slot, list(request.tokens), len(request.prompt), request.seed, request.params)
 
 
 def _row(request: Request, n_tokens: int) -> Row:

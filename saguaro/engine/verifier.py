@@ -1,14 +1,14 @@
-"""The target's side of a round: compute the text and the speculation in one step, then accept by shared noise."""
+"""The target's side of a round: compute the text and the speculation in one step, then decide by a rule."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from saguaro.algo.verification import accept
 from saguaro.engine.layout import Segment, flatten
+from saguaro.engine.rules import Rule
 from saguaro.engine.runner import Runner
-from saguaro.engine.sampler import Place, Sampler, logprobs
+from saguaro.engine.sampler import Place, logprobs
 from saguaro.engine.scheduler import Batch, Row
 from saguaro.types import Outcome, Speculation, TokenLogprobs
 
@@ -19,37 +19,37 @@ class Pending:
 
     batch: Batch
     slots: list[int]  # [B] at launch: a request aborted in the meantime has none any more
-    targets: Tensor  # [B, K+1] int64: the target's tokens; beyond a row's speculation: 0
+    drafted: list[list[int]]  # [B][length]
     n_accepted: Tensor  # [B]
     bonus: Tensor  # [B]
     raw: Tensor | None  # [L, known V] logits before any shaping, if someone asked for logprobs
-    first: list[int]  # [B] index of each row's first logit
 
     def outcome(self) -> Outcome:
         """Wait for the result."""
         slots = torch.tensor(self.slots, dtype=torch.int64)
-        return Outcome(slots, self.n_accepted.cpu(), self.bonus.cpu(), self._logprobs())
+        length = torch.tensor([len(tokens) for tokens in self.drafted], dtype=torch.int64)
+        n_accepted, bonus = self.n_accepted.cpu(), self.bonus.cpu()
+        return Outcome(slots, length, n_accepted, bonus, self._logprobs(n_accepted.tolist(), bonus.tolist()))
 
-    def _logprobs(self) -> tuple[tuple[TokenLogprobs, ...], ...]:
+    def _logprobs(self, n_accepted: list[int], bonus: list[int]) -> tuple[tuple[TokenLogprobs, ...], ...]:
         if self.raw is None:
             return ()
         found: list[tuple[TokenLogprobs, ...]] = []
-        for b, row in enumerate(self.batch.sampling):
-            n_top = row.request.params.logprobs
-            if n_top is None:
-                found.append(())
-                continue
-            n = int(self.n_accepted[b]) + 1
-            rows = self.raw[self.first[b] : self.first[b] + n]
-            found.append(logprobs(rows, self.targets[b, :n], n_top))
+        first = 0
+        for row, tokens, k, last in zip(self.batch.sampling, self.drafted, n_accepted, bonus, strict=True):
+            n_top, here = row.request.params.logprobs, self.raw[first : first + k + 1]
+            emitted = torch.tensor([*tokens[:k], last], device=here.device)
+            found.append(() if n_top is None else logprobs(here, emitted, n_top))
+            first += len(tokens) + 1
         return tuple(found)
 
 
 class Verifier:
     """Launches verifications on the target."""
 
-    def __init__(self, runner: Runner, sampler: Sampler, page_size: int) -> None:
-        self._runner, self._sampler, self._page_size = runner, sampler, page_size
+    def __init__(self, runner: Runner, rule: Rule, *, n_known: int, page_size: int) -> None:
+        self._runner, self._rule = runner, rule
+        self._n_known, self._page_size = n_known, page_size
 
     @torch.inference_mode()
     def launch(self, batch: Batch, spec: Speculation) -> Pending:
@@ -59,21 +59,15 @@ class Verifier:
         segments = [_segment(row, drafted[i] if i < len(sampling) else ()) for i, row in enumerate(batch.rows)]
         logits = self._runner.forward(flatten(segments, self._page_size, self._runner.device))
         wants_logprobs = any(row.request.params.logprobs is not None for row in sampling)
-        raw = logits[:, : self._sampler.n_known].clone() if wants_logprobs else None
+        raw = logits[:, : self._n_known].clone() if wants_logprobs else None
         places: list[Place] = [
             (row.request, tokens[:j])
             for row, tokens in zip(sampling, drafted, strict=True)
             for j in range(len(tokens) + 1)
         ]
-        chosen = self._sampler(logits, places) if places else logits.new_zeros(0, dtype=torch.int64)
-        counts = [len(tokens) + 1 for tokens in drafted]
-        targets = torch.nn.utils.rnn.pad_sequence(chosen.split(counts), batch_first=True) if places else chosen[:, None]
-        device = chosen.device
-        width = max(targets.shape[1] - 1, 0)
-        n_accepted, bonus = accept(targets, spec.tokens[:, :width].to(device), spec.length.to(device))
-        first = [sum(counts[:b]) for b in range(len(counts))]
-        slots = [row.request.slot for row in sampling]
-        return Pending(batch, slots, targets, n_accepted, bonus, raw, first)
+        none = torch.zeros(0, dtype=torch.int64)
+        n_accepted, bonus = self._rule(logits, places, spec) if places else (none, none)
+        return Pending(batch, [row.request.slot for row in sampling], drafted, n_accepted, bonus, raw)
 
 
 def _segment(row: Row, drafted: list[int] | tuple[int, ...]) -> Segment:

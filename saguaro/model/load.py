@@ -9,6 +9,7 @@ import torch
 from saguaro.errors import CapacityError, DownloadError, ModelNotFound
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.spec import ModelSpec, read_spec
+from saguaro.model.token_map import read_token_map
 from saguaro.model.transformer import Transformer
 from saguaro.model.weights import fill, safetensors_in
 
@@ -67,14 +68,17 @@ def load(name: str, path: Path, device: torch.device, dtype: torch.dtype) -> Loa
         if factors is not None:
             model.frequencies = model.frequencies / factors.to(device)
     else:
-        model = _allocate(read_spec(path), device, dtype)
+        spec = read_spec(path)
+        model = _allocate(spec, device, dtype, read_token_map(path, spec.n_vocab))
         fill(model, safetensors_in(path), path)
     return Loaded(name, path, model)
 
 
-def _allocate(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Transformer:
+def _allocate(
+    spec: ModelSpec, device: torch.device, dtype: torch.dtype, token_map: torch.Tensor | None = None
+) -> Transformer:
     try:
-        return Transformer(spec, device, dtype)
+        return Transformer(spec, device, dtype, token_map)
     except RuntimeError as e:  # torch's out-of-memory errors, on any device
         reason = str(e).splitlines()[0]
         raise CapacityError(

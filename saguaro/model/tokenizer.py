@@ -16,7 +16,8 @@ class Tokenizer:
 
     def __init__(self, inner: Any, name: str) -> None:
         self._inner, self._name = inner, name
-        self.n_vocab: int = max(inner.get_vocab().values()) + 1  # ids the tokenizer can make or read
+        self.spelling: dict[int, str] = {token: text for text, token in inner.get_vocab().items()}
+        self.n_vocab: int = max(self.spelling) + 1  # ids the tokenizer can make or read
         self.eos_id: int | None = inner.eos_token_id
 
     def encode(self, text: str) -> list[int]:
@@ -68,10 +69,16 @@ def load_tokenizer(path: Path, n_vocab: int) -> Tokenizer:
     return tokenizer
 
 
+def has_tokenizer(path: Path) -> bool:
+    """Whether a model folder or .gguf file comes with a tokenizer."""
+    files = ("tokenizer.json", "tokenizer.model", "vocab.json")
+    return path.suffix == ".gguf" or any((path / name).exists() for name in files)
+
+
 def _from_folder(folder: Path) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    if not has_tokenizer(folder):
         raise TokenizerMismatch(
             f"{folder} holds no tokenizer.json or tokenizer.model; copy the model's tokenizer there"
         )

@@ -6,6 +6,8 @@ device (`matrix`): row-major on a CPU, where a product of few rows then reads it
 column-major on a GPU, as the checkpoints have it.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -95,12 +97,21 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """A decoder-only language model. Its weights are empty until saguaro.model.weights fills them."""
 
-    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        token_map: Tensor | None = None,  # [head rows] int64: the token of each row of a reduced head
+    ) -> None:
         super().__init__()
         self.spec, self.device, self.dtype = spec, device, dtype
-        self.head = matrix(spec.hidden, spec.n_vocab, device, dtype)
+        self.token_map = None if token_map is None else token_map.to(device)
+        n_head = spec.n_vocab if token_map is None else len(token_map)
+        self.head = matrix(spec.hidden, n_head, device, dtype)
         self.embedding: Tensor = self.head.t()  # [V, D]: a view when tied
-        if not spec.is_tied:
+        self.is_tied = spec.is_tied and token_map is None
+        if not self.is_tied:
             self.embedding = nn.Parameter(
                 torch.empty(spec.n_vocab, spec.hidden, device=device, dtype=dtype), requires_grad=False
             )
@@ -117,8 +128,22 @@ class Transformer(nn.Module):
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:  # [L, D] -> [L, V] float32
-        """What the model says next, after each of these hidden states."""
-        return torch.mm(F.rms_norm(hidden, hidden.shape[-1:], self.norm, self.spec.norm_eps), self.head).float()
+        """What the model says next, after each of these hidden states; -inf for tokens a reduced head does not have."""
+        said = torch.mm(F.rms_norm(hidden, hidden.shape[-1:], self.norm, self.spec.norm_eps), self.head).float()
+        if self.token_map is None:
+            return said
+        return said.new_full((len(said), self.spec.n_vocab), float("-inf")).index_copy_(1, self.token_map, said)
+
+    def without(self, dropped: Sequence[int]) -> "Transformer":
+        """The same model without some layers; every weight is shared."""
+        twin = Transformer.__new__(Transformer)
+        nn.Module.__init__(twin)
+        kept = [layer for index, layer in enumerate(self.layers) if index not in dropped]
+        twin.spec, twin.device, twin.dtype = replace(self.spec, n_layers=len(kept)), self.device, self.dtype
+        twin.token_map, twin.head, twin.embedding = self.token_map, self.head, self.embedding
+        twin.is_tied = self.is_tied
+        twin.layers, twin.norm, twin.frequencies = nn.ModuleList(kept), self.norm, self.frequencies
+        return twin
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [T] -> cos and sin [T, 1, d]; sin is negative on the first half (see rotate_)."""

@@ -23,7 +23,7 @@ def fill(model: Transformer, tensors: Iterator[tuple[str, Tensor]], source: Path
     places = destinations(model)
     missing = set(places)
     for name, tensor in tensors:
-        if name.endswith(IGNORED) or (name == "lm_head.weight" and model.spec.is_tied):
+        if name.endswith(IGNORED) or (name == "lm_head.weight" and model.is_tied):
             continue
         if name not in places:
             raise CorruptModel(f"{source} holds {name!r}, which {model.spec.architecture} does not have")
@@ -43,7 +43,7 @@ def fill(model: Transformer, tensors: Iterator[tuple[str, Tensor]], source: Path
 def destinations(model: Transformer) -> dict[str, Tensor]:
     """Hugging Face tensor name -> the [out, in] (or [n]) view it fills."""
     places = {"model.embed_tokens.weight": model.embedding.data, "model.norm.weight": model.norm.data}
-    if not model.spec.is_tied:
+    if not model.is_tied:
         places["lm_head.weight"] = model.head.data.t()
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, Layer)

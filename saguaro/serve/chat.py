@@ -4,6 +4,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 
 from rich.console import Console
@@ -12,8 +13,10 @@ from rich.markup import escape
 from saguaro.config import SamplingParams
 from saguaro.errors import SaguaroError
 from saguaro.serve import cli
-from saguaro.serve.llm import LLM, Stream
+from saguaro.serve.llm import LLM
 from saguaro.serve.meter import Meter
+from saguaro.serve.metrics import Recorder, Summary
+from saguaro.serve.paint import Painter, legend, wants_color
 
 HELP = """\
   /reset          forget the conversation
@@ -50,37 +53,63 @@ class Conversation:
 
 def chat(command: cli.Chat) -> int:
     """Talk until the user leaves."""
-    params = command.sampling.params()
-    llm = cli.load(command.which, command.engine)
+    params, summary = command.sampling.params(), Summary()
+    notes = Console(stderr=True, highlight=False)
+    with contextlib.ExitStack() as stack:
+        recorder = stack.enter_context(Recorder(command.record)) if command.record else None
+        llm = stack.enter_context(cli.load(command.which, command.engine))
+        llm.engine.round.observers += [summary.add, *([recorder] if recorder else [])]
+        has_color = wants_color(command.color)
+        name, method = escape(llm.engine.loaded.name), llm.engine.method
+        notes.print(f"[dim]{name}, method {method.name}. /help lists commands.[/dim]")
+        if has_color and method.drafts:
+            print(legend(), file=sys.stderr)
+        _talk(Talk(llm, params, Conversation(command.system), notes, command.metrics, has_color))
+        if command.metrics:
+            notes.print(f"[dim]{summary}[/dim]")
+    return 0
+
+
+@dataclass(frozen=True)
+class Talk:
+    """What an answer needs."""
+
+    llm: LLM
+    params: SamplingParams
+    conversation: Conversation
+    notes: Console
+    shows_metrics: bool
+    has_color: bool
+
+
+def _talk(talk: Talk) -> None:
+    """Turn after turn until the user leaves."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  line editing and history for input()
-    conversation = Conversation(command.system)
-    notes = Console(stderr=True, highlight=False)
-    notes.print(f"[dim]{escape(llm.engine.loaded.name)}, method {llm.engine.method.name}. /help lists commands.[/dim]")
     while True:
         try:
-            if not _turn(llm, params, conversation, notes, command.metrics):
-                return 0
+            if not _turn(talk):
+                return
         except EOFError:
             print()
-            return 0
+            return
         except KeyboardInterrupt:  # at the prompt; an answer is stopped more gently
             print()
-            notes.print("[dim]Ctrl-D or /quit leaves.[/dim]")
+            talk.notes.print("[dim]Ctrl-D or /quit leaves.[/dim]")
 
 
-def _turn(llm: LLM, params: SamplingParams, conversation: Conversation, notes: Console, shows_metrics: bool) -> bool:
+def _turn(talk: Talk) -> bool:
     """Read a message and answer it, or carry out a command; False to leave."""
     text = _read()
     if text.strip() in ("/quit", "/exit"):
         return False
     is_due = bool(text.strip())
     if text.startswith("/"):
-        is_due = _command(text.strip(), conversation, notes)
+        is_due = _command(text.strip(), talk.conversation, talk.notes)
     elif is_due:
-        conversation.say("user", text)
+        talk.conversation.say("user", text)
     if is_due:
-        _answer(llm, params, conversation, notes, shows_metrics)
+        _answer(talk)
     return True
 
 
@@ -121,42 +150,46 @@ def _command(text: str, conversation: Conversation, notes: Console) -> bool:
     return False
 
 
-def _answer(llm: LLM, params: SamplingParams, conversation: Conversation, notes: Console, shows_metrics: bool) -> None:
+def _answer(talk: Talk) -> None:
     """Stream an answer to the last message and remember it."""
     meter, pieces, reason = Meter(), [], None
     with _interrupts() as is_interrupted:
-        stream = _start(llm, params, conversation, notes)
-        while stream is not None and not stream.is_done:
+        tokens = _fitting(talk)
+        if tokens is None:
+            return
+        stream = talk.llm.stream(tokens, talk.params)
+        painter = Painter(talk.llm.engine.tokenizer, tokens) if talk.has_color else None
+        while not stream.is_done:
             for delta in stream.ready():
                 meter.add(delta)
                 pieces.append(delta.text)
                 reason = delta.finish_reason
-                print(delta.text, end="", flush=True)
+                print(painter.paint(delta) if painter else delta.text, end="", flush=True)
             if is_interrupted():
                 stream.close()
             stream.pump()
-        if stream is None:
-            return
         print()
-        conversation.say("assistant", "".join(pieces))
+        talk.conversation.say("assistant", "".join(pieces))
         if reason == "length":
-            notes.print("[dim]Cut off: max_tokens is reached, or the context is full.[/dim]")
-        if shows_metrics:
-            notes.print(f"[dim]{meter}[/dim]")
+            talk.notes.print("[dim]Cut off: max_tokens is reached, or the context is full.[/dim]")
+        if talk.shows_metrics:
+            talk.notes.print(f"[dim]{meter}[/dim]")
 
 
-def _start(llm: LLM, params: SamplingParams, conversation: Conversation, notes: Console) -> Stream | None:
-    """Begin an answer, forgetting the oldest turns if they leave no room for it."""
-    longest = llm.engine.kv.longest
-    room = params.max_tokens or min(512, longest // 4)
+def _fitting(talk: Talk) -> list[int] | None:
+    """The conversation's tokens, without its oldest turns if they leave no room for an answer; None if it cannot be."""
+    engine, conversation = talk.llm.engine, talk.conversation
+    longest = engine.kv.longest
+    room = talk.params.max_tokens or min(512, longest // 4)
     try:
-        tokens = llm.engine.tokenizer.encode_chat(conversation.messages)
+        tokens = engine.tokenizer.encode_chat(conversation.messages)
         while len(tokens) + room > longest and conversation.drop_oldest():
-            notes.print("[dim]The context is full; the oldest turns are forgotten.[/dim]")
-            tokens = llm.engine.tokenizer.encode_chat(conversation.messages)
-        return llm.stream(tokens, params)
+            talk.notes.print("[dim]The context is full; the oldest turns are forgotten.[/dim]")
+            tokens = engine.tokenizer.encode_chat(conversation.messages)
+        engine.check(tokens, talk.params)
+        return tokens
     except SaguaroError as e:
-        notes.print(f"saguaro: {e}", markup=False)
+        talk.notes.print(f"saguaro: {e}", markup=False)
         conversation.turns.pop()
         return None
 

@@ -1,7 +1,8 @@
-"""The command line: `saguaro generate`, `saguaro chat`, `saguaro info`.
+"""The command line: `saguaro generate`, `chat`, `compare`, `bench`, `info`.
 
 Flags are the fields of EngineConfig and SamplingParams. Results go to standard output, everything else to standard
-error; the exit status is 0, or 1 when some prompt failed, or 2 when nothing could be done.
+error; the exit status is 0, or 1 when some prompt failed or outputs differ that must not, or 2 when nothing could be
+done.
 """
 
 import io
@@ -11,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import tyro
 
@@ -25,6 +26,8 @@ STARTED = time.perf_counter()
 
 T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.OmitArgPrefixes]
+Repeatable = Annotated[T, tyro.conf.UseAppendAction]
+Color = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,14 @@ class Generate:
     json: bool = False
     """Print one JSON object per output."""
     metrics: bool = False
-    """Report speed and where start-up time went, on standard error."""
+    """Report speed, what the rounds amount to and where start-up time went, on standard error."""
+    color: Color = "auto"
+    """Colour tokens by origin when one output is streamed: prepared in time, drafted just in time, the target's own;
+    auto: on a terminal."""
+    record: Path | None = None
+    """Write one JSON object per round to this file."""
+    trace: Path | None = None
+    """Write when target and draft worked to this file, for chrome://tracing or ui.perfetto.dev."""
     which: Flat[ModelArgs] = field(default_factory=ModelArgs)
     engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
     sampling: Flat[SamplingArgs] = field(default_factory=SamplingArgs)
@@ -89,12 +99,56 @@ class Chat:
     system: str | None = None
     """The system message."""
     metrics: bool = False
-    """Report speed after each answer."""
+    """Report speed after each answer, and what all rounds amount to at the end."""
+    color: Color = "auto"
+    """Colour tokens by origin: prepared in time, drafted just in time, the target's own; auto: on a terminal."""
+    record: Path | None = None
+    """Write one JSON object per round to this file."""
     which: Flat[ModelArgs] = field(default_factory=ModelArgs)
     engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
     sampling: Flat[SamplingArgs] = field(
         default_factory=lambda: SamplingArgs(temperature=0.6, top_p=0.95, max_tokens=None)
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Show one prompt decoded by several methods, tokens coloured by origin, and check that the output is the same."""
+
+    prompt: str | None = None
+    """The text to continue, or the user's message."""
+    methods: str | None = None
+    """Comma-separated; ar always runs. Without it: sd,ssd if there is a draft, else ngram."""
+    chat: bool = True
+    """Through the model's chat template, where it has one."""
+    color: Color = "auto"
+    """Colour tokens by origin; auto: on a terminal."""
+    which: Flat[ModelArgs] = field(default_factory=ModelArgs)
+    engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
+    sampling: Flat[SamplingArgs] = field(default_factory=lambda: SamplingArgs(temperature=0.0, max_tokens=128, seed=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Measure several methods on the same prompts, side by side; ar always runs and is what they must equal."""
+
+    methods: str | None = None
+    """Comma-separated. Without it: sd,ssd if there is a draft, else ngram."""
+    prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
+    """Files of prompts, as for generate; of several, prompts are taken in turn. Without any, 20 of our own."""
+    num_prompts: int = 20
+    """Most prompts to take."""
+    batch: int = 1
+    """Prompts decoded together."""
+    chat: bool = True
+    """Through the model's chat template, where it has one."""
+    json: Path | None = None
+    """Write results and circumstances to this file."""
+    peer: Literal["transformers"] | None = None
+    """Measure this one too, on the same weights, dtype and threads; a batch is padded on the left."""
+    which: Flat[ModelArgs] = field(default_factory=ModelArgs)
+    engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
+    sampling: Flat[SamplingArgs] = field(default_factory=lambda: SamplingArgs(temperature=0.0, max_tokens=128, seed=0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +161,12 @@ class Info:
     engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
 
 
+AnyCommand = Generate | Chat | Compare | Bench | Info
 Command = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Chat, tyro.conf.subcommand("chat")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Info, tyro.conf.subcommand("info")]
 )
 
@@ -134,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
-def parse(argv: Sequence[str]) -> Generate | Chat | Info:
+def parse(argv: Sequence[str]) -> AnyCommand:
     """The command of an argument list."""
     if list(argv) in (["--version"], ["-V"]):
         from saguaro import __version__
@@ -149,7 +206,7 @@ def parse(argv: Sequence[str]) -> Generate | Chat | Info:
     )
 
 
-def run(command: Generate | Chat | Info) -> int:
+def run(command: AnyCommand) -> int:
     """Carry out a command; its exit status."""
     if isinstance(command, Generate):
         from saguaro.serve.generate import generate
@@ -159,6 +216,14 @@ def run(command: Generate | Chat | Info) -> int:
         from saguaro.serve.chat import chat
 
         return chat(command)
+    if isinstance(command, Compare):
+        from saguaro.serve.compare import compare
+
+        return compare(command)
+    if isinstance(command, Bench):
+        from saguaro.serve.bench import bench
+
+        return bench(command)
     from saguaro.serve.info import info
 
     return info(command)

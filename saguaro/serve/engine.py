@@ -5,27 +5,28 @@ one delta with a finish reason.
 """
 
 import operator
+import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from saguaro import rng
-from saguaro.config import EngineConfig, SamplingParams
-from saguaro.draft.ngram import Ngram
+from saguaro.config import DraftConfig, EngineConfig, SamplingParams
 from saguaro.engine.attention import SDPAttention
 from saguaro.engine.kv import KVCache, KVPlan, plan_kv
 from saguaro.engine.pages import PagePool
 from saguaro.engine.request import Request
+from saguaro.engine.rules import Rejection, Rule, SharedNoise
 from saguaro.engine.runner import Runner
 from saguaro.engine.sampler import Sampler
 from saguaro.engine.scheduler import Commit, Scheduler
 from saguaro.engine.verifier import Verifier
 from saguaro.errors import ConfigError, UnknownRequest
-from saguaro.methods import Method, find_method
-from saguaro.model.load import Loaded, load
+from saguaro.methods import Method, draft_side, find_method
+from saguaro.model.load import Loaded, load, locate
 from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
 from saguaro.round import Round
 from saguaro.serve.results import Completion, Delta, Result, timings_of
@@ -65,7 +66,7 @@ class Engine:
         tokenizer: Tokenizer,
         config: EngineConfig,
     ) -> None:
-        self.method = find_method(config.method)
+        self.method = choose_method(config)
         spec, device, dtype = loaded.model.spec, loaded.model.device, loaded.model.dtype
         self.loaded, self.tokenizer, self.config = loaded, tokenizer, config
         self.kv: KVPlan = plan_kv(config, spec, device, dtype)
@@ -77,9 +78,11 @@ class Engine:
             max_tokens=config.max_batch_tokens,
             lookahead=config.lookahead if self.method.drafts else 0,
         )
+        self.n_known = min(tokenizer.n_vocab, spec.n_vocab)  # tokens the target can say
+        link = self._link()
         runner = Runner(loaded.model, SDPAttention(KVCache(self.kv, spec, device, dtype)))
-        verifier = Verifier(runner, Sampler(min(tokenizer.n_vocab, spec.n_vocab)), self.kv.page_size)
-        self.round = Round(self.scheduler, verifier, make_link(self.method, config))
+        verifier = Verifier(runner, self._rule(), n_known=self.n_known, page_size=self.kv.page_size)
+        self.round = Round(self.scheduler, verifier, link)
         eos = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
         self.eos_ids = frozenset(token for token in (*spec.eos_ids, *eos) if 0 <= token < spec.n_vocab)
         self._jobs: dict[str, _Job] = {}
@@ -196,6 +199,41 @@ class Engine:
         """Give back what the link holds."""
         self.round.draft.close()
 
+    def _rule(self) -> Rule:
+        sampler = Sampler(self.n_known)
+        return Rejection(sampler) if self.method.verification == "rejection" else SharedNoise(sampler)
+
+    def _link(self) -> DraftLink:
+        if not self.method.drafts:
+            return Silent()
+        config = self._draft_config()
+        if not uses_process(self.config, self.method, config.device):
+            return Inline(draft_side(config, self.loaded.model))
+        return start_process(config, self.config)
+
+    def _draft_config(self) -> DraftConfig:
+        """What the draft's side must know."""
+        config, method, model = self.config, self.method, self.loaded.model
+        device = model.device if config.draft_device == "auto" else torch.device(config.draft_device)
+        dtype = model.dtype if device.type == model.device.type else default_dtype(device)
+        return DraftConfig(
+            draft=draft_path(config.draft) if method.needs_model else None,
+            target=str(self.loaded.path),
+            planner=method.planner,
+            fallback=method.fallback,
+            verification=method.verification,
+            cut=method.cut,
+            lookahead=config.lookahead,
+            budget=config.budget,
+            saguaro_c=config.saguaro_c,
+            n_vocab=self.n_known,
+            max_rows=config.max_batch_rows,
+            n_tokens=self.kv.n_tokens,
+            page_size=config.page_size,
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+        )
+
     def _delta(self, commit: Commit) -> Delta:
         request = commit.request
         job, output = self._by_request[request]
@@ -211,9 +249,10 @@ class Engine:
                 self._stop_at(output, len(tokens) - count)
                 tokens, logprobs = tokens[:count], logprobs[:count]
                 break
+        delta = Delta(job.id, output.index, "".join(pieces), tokens, logprobs)
         if request.finish_reason is not None:
-            return self._last_delta(job, output, "".join(pieces), tokens, logprobs)
-        return Delta(job.id, output.index, "".join(pieces), tokens, logprobs)
+            delta = self._last_delta(job, output, delta.text, tokens, logprobs)
+        return replace(delta, n_accepted=min(commit.k, len(tokens)), source=commit.source)
 
     def _fail(self, request: Request) -> None:
         """End a request that the engine could not go on with."""
@@ -272,14 +311,50 @@ def as_tokens(prompt: Sequence[int]) -> list[int]:
         raise ConfigError(f"the prompt is {prompt!r}; it must be text or a list of token ids ({e})") from e
 
 
-def make_link(method: Method, config: EngineConfig) -> DraftLink:
-    """The link to whoever drafts for a method."""
-    return Inline(Ngram(), config.lookahead) if method.drafts else Silent()
+def choose_method(config: EngineConfig) -> Method:
+    """The method of a config, with the parts it asks to exchange.
+
+    >>> choose_method(EngineConfig()).name, choose_method(EngineConfig(draft="drop:3")).name
+    ('ar', 'ssd')
+    """
+    method = find_method(("ssd" if config.draft else "ar") if config.method == "auto" else config.method)
+    if method.drafts and config.fallback != "auto":
+        method = replace(method, fallback=config.fallback)
+    if config.verification != "auto":
+        method = replace(method, verification=config.verification)
+    if method.needs_model and config.draft is None:
+        raise ConfigError(
+            f"method {method.name} needs a draft model and none is given; pass draft (--draft): a smaller model with "
+            "the target's vocabulary, or drop:I,J,... for the target without some layers; or use ar or ngram"
+        )
+    return method
+
+
+def draft_path(name: str | None) -> str | None:
+    """Where a draft lies; drop: is no place."""
+    return name if name is None or name.startswith("drop:") else str(locate(name))
+
+
+def uses_process(config: EngineConfig, method: Method, device: str) -> bool:
+    """Whether the draft gets a process of its own: where it is asked for, or where it can prepare on its own cores."""
+    if config.link != "auto":
+        return config.link == "process"
+    return device == "cpu" and method.planner != "nothing" and n_cores() > config.draft_threads
+
+
+def n_cores() -> int:
+    """CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def start_process(config: DraftConfig, engine: EngineConfig) -> DraftLink:
+    """A draft on the last of the cores, the target on the others."""
+    raise NotImplementedError
 
 
 def build_engine(name: str, path: Path, config: EngineConfig, tokenizer: Path | None = None) -> Engine:
     """Load a model from a folder or .gguf file and build an engine around it."""
-    find_method(config.method)
+    choose_method(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = _device(config)
@@ -303,5 +378,10 @@ def _device(config: EngineConfig) -> torch.device:
 
 def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     if config.dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return default_dtype(device)
     return torch.float32 if config.dtype == "float32" else torch.bfloat16
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """float32 on a CPU, bfloat16 on a GPU."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16

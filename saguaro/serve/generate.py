@@ -3,8 +3,7 @@
 import json
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 from saguaro.config import SamplingParams
@@ -12,32 +11,36 @@ from saguaro.errors import ConfigError, SaguaroError
 from saguaro.serve import cli
 from saguaro.serve.llm import LLM
 from saguaro.serve.meter import Meter
+from saguaro.serve.metrics import Recorder, Summary
+from saguaro.serve.paint import Painter, wants_color
+from saguaro.serve.prompts import Asked, read_prompt_file
 from saguaro.serve.results import Completion
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A prompt and the name its answer goes under."""
-
-    id: Any
-    prompt: str
+from saguaro.serve.trace import Trace
+from saguaro.types import Observer
 
 
 def generate(command: cli.Generate) -> int:
     """Carry out the command; 1 if some prompt could not be served."""
     asked, params = read_prompts(command), command.sampling.params()
-    imported = time.perf_counter()
-    llm = cli.load(command.which, command.engine)
-    loaded = time.perf_counter()
-    n_failed, speed = 0, ""
-    if len(asked) == 1 and not command.json and params.n == 1:
-        speed = str(_stream(llm, asked[0], params, command))
-    else:
-        n_failed, speed = _batch(llm, asked, params, command)
-    if command.metrics:
-        parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in llm.engine.startup.items())
-        start = f"imports {imported - cli.STARTED:.2f} s, load {loaded - imported:.2f} s ({parts})"
-        print(f"{start}; method {llm.engine.method.name}: {speed}", file=sys.stderr)
+    with ExitStack() as files:
+        observers: list[Observer] = []
+        if command.record:
+            observers.append(files.enter_context(Recorder(command.record)))
+        if command.trace:
+            observers.append(files.enter_context(Trace(command.trace)))
+        imported = time.perf_counter()
+        with cli.load(command.which, command.engine) as llm:
+            loaded = time.perf_counter()
+            summary = Summary()
+            llm.engine.round.observers += [*observers, summary.add]
+            if len(asked) == 1 and not command.json and params.n == 1:
+                n_failed, speed = 0, str(_stream(llm, asked[0], params, command))
+            else:
+                n_failed, speed = _batch(llm, asked, params, command)
+            if command.metrics:
+                parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in llm.engine.startup.items())
+                start = f"imports {imported - cli.STARTED:.2f} s, load {loaded - imported:.2f} s ({parts})"
+                print(f"{start}; method {llm.engine.method.name}: {speed}\n{summary}", file=sys.stderr)
     return 1 if n_failed else 0
 
 
@@ -51,31 +54,6 @@ def read_prompts(command: cli.Generate) -> list[Asked]:
     return read_prompt_file(command.prompts)
 
 
-def read_prompt_file(path: Path) -> list[Asked]:
-    """The prompts of a file: JSON lines with `prompt` and perhaps `id`, or one plain text per line."""
-    try:
-        lines = [(n, line) for n, line in enumerate(path.read_text(encoding="utf-8").split("\n")) if line.strip()]
-    except OSError as e:
-        raise ConfigError(f"cannot read prompts from {path}: {e.strerror}; give a JSONL or text file") from e
-    except UnicodeDecodeError as e:
-        raise ConfigError(f"{path} is not UTF-8 text ({e}); give a JSONL or text file") from e
-    if not lines:
-        raise ConfigError(f"{path} holds no prompts; write one per line")
-    if path.suffix in (".jsonl", ".json"):
-        return [_parse_line(path, number, line) for number, line in lines]
-    return [Asked(str(number), line) for number, line in lines]
-
-
-def _parse_line(path: Path, number: int, line: str) -> Asked:
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as e:
-        raise ConfigError(f'{path} line {number + 1} is not JSON ({e.msg}); write {{"prompt": ...}}') from e
-    if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
-        raise ConfigError(f'{path} line {number + 1} has no text under "prompt"; write {{"id": ..., "prompt": ...}}')
-    return Asked(entry.get("id", str(number)), entry["prompt"])
-
-
 def _tokens(llm: LLM, text: str, command: cli.Generate) -> list[int]:
     tokenizer = llm.engine.tokenizer
     return tokenizer.encode_chat([{"role": "user", "content": text}]) if command.chat else tokenizer.encode(text)
@@ -83,11 +61,14 @@ def _tokens(llm: LLM, text: str, command: cli.Generate) -> list[int]:
 
 def _stream(llm: LLM, asked: Asked, params: SamplingParams, command: cli.Generate) -> Meter:
     """Print one output as it grows; its speed."""
-    meter = Meter()
-    for delta in llm.stream(_tokens(llm, asked.prompt, command), params):
+    tokens, meter = _tokens(llm, asked.prompt, command), Meter()
+    painter = Painter(llm.engine.tokenizer, tokens) if wants_color(command.color) else None
+    for delta in llm.stream(tokens, params):
         meter.add(delta)
-        print(delta.text, end="", flush=True)
+        print(painter.paint(delta) if painter else delta.text, end="", flush=True)
     print()
+    if painter and llm.engine.method.drafts:
+        print(painter.legend(), file=sys.stderr)
     return meter
 
 

@@ -12,12 +12,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from saguaro.config import EngineConfig, SamplingParams, build
-from saguaro.errors import RequestError, SaguaroError
+from saguaro.errors import ConfigError, RequestError, SaguaroError
 from saguaro.model import default
 from saguaro.model.load import locate
 from saguaro.model.tokenizer import Message
@@ -48,7 +49,20 @@ class LLM:
         else:
             path = locate(name, revision)
         words = locate(str(tokenizer), tokenizer_only=True) if tokenizer else None
-        self.engine: Engine = build_engine(name, path, config, words)
+        self._serve(build_engine(name, path, config, words))
+
+    def sibling(self, **settings: Any) -> "LLM":
+        """Another LLM on the same weights and tokenizer, with these settings changed; its KV memory is its own."""
+        for fixed in ("device", "dtype", "threads"):
+            if settings.get(fixed, getattr(self.engine.config, fixed)) != getattr(self.engine.config, fixed):
+                raise ConfigError(f"{fixed} is {settings[fixed]!r}; a sibling shares its weights: make a new LLM")
+        config = build(EngineConfig, **{**asdict(self.engine.config), **settings})
+        twin = LLM.__new__(LLM)
+        twin._serve(Engine(self.engine.loaded, self.engine.tokenizer, config))
+        return twin
+
+    def _serve(self, engine: Engine) -> None:
+        self.engine = engine
         self._lock = threading.Lock()
         self._inboxes: dict[str, deque[Delta]] = {}
         self.gone: deque[str] = deque()  # requests nobody follows any more; a collected stream only notes itself here

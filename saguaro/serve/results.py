@@ -17,6 +17,8 @@ class Delta:
     logprobs: list[TokenLogprobs]
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or token id that ended it
+    n_accepted: int = 0  # of these tokens, counted from the first, speculated and accepted
+    source: str = "empty"  # where the speculation came from (saguaro.types.SOURCES)
 
 
 @dataclass(frozen=True)

@@ -2,30 +2,35 @@
 
 from collections.abc import Sequence
 
-from saguaro.types import Drafter, Joined, Outcome, Speculation
+from saguaro.round import DraftSide
+from saguaro.types import Joined, Outcome, Speculation
 
 
 class Inline:
-    """Asks a drafter."""
+    """Asks the draft's side."""
 
-    def __init__(self, drafter: Drafter, lookahead: int) -> None:
-        self._drafter, self._lookahead = drafter, lookahead
+    def __init__(self, side: DraftSide) -> None:
+        self.side = side
+
+    def is_fresh(self) -> bool:
+        """It never loses a row."""
+        return False
 
     def admit(self, rows: Sequence[Joined]) -> None:
         """Learn these rows."""
-        self._drafter.admit(rows)
+        self.side.admit(rows)
 
     def retire(self, slots: Sequence[int]) -> None:
         """Forget these rows."""
-        self._drafter.retire(slots)
+        self.side.retire(slots)
 
-    def speculate(self, outcome: Outcome, slots: Sequence[int]) -> Speculation:
-        """Commit the outcome, then draft for every row."""
-        self._drafter.commit(outcome)
-        return self._drafter.draft(slots, self._lookahead)
+    def speculate(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
+        """Ask for the next speculation."""
+        return self.side.respond(outcome, slots, room)
 
     def overlap(self) -> None:
-        """Nothing is prepared yet."""
+        """Prepare, here and now."""
+        self.side.prepare()
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -8,13 +8,17 @@ from saguaro.types import Joined, Outcome, Speculation
 class Silent:
     """Says nothing, so the target decodes autoregressively."""
 
+    def is_fresh(self) -> bool:
+        """It knows no row, and needs none."""
+        return False
+
     def admit(self, rows: Sequence[Joined]) -> None:
         """Nobody listens."""
 
     def retire(self, slots: Sequence[int]) -> None:
         """Nobody listens."""
 
-    def speculate(self, outcome: Outcome, slots: Sequence[int]) -> Speculation:
+    def speculate(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
         """The empty speculation."""
         return Speculation.empty(len(slots))
 

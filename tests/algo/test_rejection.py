@@ -89,18 +89,19 @@ def test_rows_are_decided_by_their_own_coins_and_lengths() -> None:
     q[1, 1] = torch.tensor([0.0, 0.0, 1.0])
     tokens = torch.tensor([[0, 1], [0, 2], [0, 1]])
     coins = torch.tensor([[0.9, 0.9], [0.5, 0.5], [0.1, 0.1]])
-    n_accepted, bonus = reject(p, q, tokens, torch.tensor([2, 2, 1]), coins, torch.tensor([[0.0, 0.0, 9.0]] * 3))
+    stands = coins < acceptance(p[:, :2], q, tokens)
+    n_accepted, law = reject(p, q, torch.tensor([2, 2, 1]), stands)
     assert n_accepted.tolist() == [2, 1, 1]
-    assert bonus.tolist()[0] == 2
-    assert bonus.tolist()[1] in (0, 1)  # token 2 was over-drawn: nothing of it is left
-    assert bonus.tolist()[2] == 2  # the row's speculation ended, so the target's own law
+    assert law[0].tolist() == p[0, 2].tolist()
+    assert law[1].tolist() == [0.5, 0.5, 0.0]  # token 2 was over-drawn: nothing of it is left
+    assert law[2].tolist() == p[2, 1].tolist()  # the row's speculation ended, so the target's own law
 
 
 def test_an_empty_speculation_is_a_sample_of_the_target() -> None:
     p = torch.tensor([[[0.2, 0.5, 0.3]]])
-    none = torch.zeros(1, 0, dtype=torch.int64)
-    n_accepted, bonus = reject(p, torch.zeros(1, 0, V), none, torch.tensor([0]), torch.zeros(1, 0), torch.zeros(1, V))
-    assert (n_accepted.tolist(), bonus.tolist()) == ([0], [1])
+    n_accepted, law = reject(p, torch.zeros(1, 0, V), torch.tensor([0]), torch.zeros(1, 0, dtype=torch.bool))
+    assert n_accepted.tolist() == [0]
+    assert law.equal(p[:, 0])
 
 
 def test_frequencies_of_the_sampled_rule() -> None:
@@ -111,9 +112,9 @@ def test_frequencies_of_the_sampled_rule() -> None:
     tokens = q.expand(n, V).multinomial(1, generator=generator)
     coins = torch.rand(n, 1, generator=generator)
     noise = -(-torch.rand(n, V, generator=generator).log()).log()
-    n_accepted, bonus = reject(
-        p.expand(n, 2, V), q.expand(n, 1, V), tokens, torch.ones(n, dtype=torch.int64), coins, noise
-    )
+    stands = coins < acceptance(p.expand(n, 1, V), q.expand(n, 1, V), tokens)
+    n_accepted, law = reject(p.expand(n, 2, V), q.expand(n, 1, V), torch.ones(n, dtype=torch.int64), stands)
+    bonus = (law.log() + noise).argmax(-1)
     first = torch.where(n_accepted > 0, tokens[:, 0], bonus)
     found = first.bincount(minlength=V) / n
     assert torch.allclose(found, p, atol=0.01)

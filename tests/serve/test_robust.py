@@ -53,10 +53,10 @@ def test_a_stream_collected_in_the_middle_of_a_round_does_not_disturb_it(tiny: L
     link = tiny.engine.round.draft
     speculate = link.speculate
 
-    def collect(outcome: Outcome, slots: Any) -> Speculation:
+    def collect(outcome: Outcome, slots: Any, room: Any) -> Speculation:
         dropped.clear()
         gc.collect()
-        return speculate(outcome, slots)
+        return speculate(outcome, slots, room)
 
     link.speculate = collect  # type: ignore[method-assign]
     assert tiny.generate("the end", LONG)[0].token_ids == expected

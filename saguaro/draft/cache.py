@@ -1,0 +1,45 @@
+"""The speculation cache: which outcomes were prepared, by (row, number accepted, bonus token).
+
+It lives for one round: what was prepared after one speculation means nothing after the next.
+"""
+
+from collections.abc import Collection
+
+from saguaro.algo.planning import Planned
+from saguaro.types import Outcome
+
+
+class SpeculationCache:
+    """Outcome -> number of the branch that was drafted after it."""
+
+    def __init__(self) -> None:
+        self._branches: dict[tuple[int, int, int], int] = {}
+
+    def fill(self, planned: Planned) -> None:
+        """Replace everything by these outcomes, whose branches are numbered in order.
+
+        >>> import torch
+        >>> cache = SpeculationCache()
+        >>> cache.fill(Planned(torch.tensor([4]), torch.tensor([[0, 2, -1]]), torch.tensor([[7, 8, 0]])))
+        >>> one = torch.tensor([4])
+        >>> cache.look_up(Outcome(one, one * 0 + 2, one * 0 + 2, one * 0 + 8))
+        {4: 1}
+        """
+        rows = zip(planned.slots.tolist(), planned.k.tolist(), planned.token.tolist(), strict=True)
+        outcomes = [
+            (slot, k, token) for slot, ks, tokens in rows for k, token in zip(ks, tokens, strict=True) if k >= 0
+        ]
+        self._branches = {outcome: branch for branch, outcome in enumerate(outcomes)}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._branches = {}
+
+    def forget(self, slots: Collection[int]) -> None:
+        """Forget what was prepared for these rows."""
+        self._branches = {key: branch for key, branch in self._branches.items() if key[0] not in slots}
+
+    def look_up(self, outcome: Outcome) -> dict[int, int]:
+        """Slot -> branch, of the rows whose outcome was prepared."""
+        facts = zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), outcome.bonus.tolist(), strict=True)
+        return {key[0]: self._branches[key] for key in facts if key in self._branches}

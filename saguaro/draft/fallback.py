@@ -1,0 +1,171 @@
+"""Who drafts a row whose outcome was not prepared: always the same, or whoever is worth the wait at this batch size.
+
+A draft model drafts well, but everybody waits for it; an n-gram look-up costs nothing. Theorem 17 gives the batch size
+b* at which waiting stops to pay; `Measured` asks the same of what was measured, for the misses at hand.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from saguaro.algo.theory import critical_batch_size
+from saguaro.draft.rows import Proposal, Proposer, Row, Rows
+from saguaro.types import CACHE, EMPTY, Outcome
+
+Wanted = tuple[Row, int]  # a row, and how many tokens it has room for
+
+EVERY = 64  # of the decisions of `Measured`, one is made the other way, to keep measuring both
+
+
+class Fallback(Protocol):
+    """Drafts misses."""
+
+    def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
+        """Put a speculation in flight for each of these, in a batch of n_rows."""
+
+    def learn(self, outcome: Outcome, rows: Rows) -> None:
+        """What came of what is in flight; told before it is committed."""
+
+
+class Nobody:
+    """Proposes nothing."""
+
+    source = EMPTY
+
+    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+        """Nothing."""
+        return Proposal([[] for _ in rows])
+
+
+class Always:
+    """The same proposer for every miss."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._proposer = proposer
+
+    def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
+        """See Fallback."""
+        put_in_flight(self._proposer, missed)
+
+    def learn(self, outcome: Outcome, rows: Rows) -> None:
+        """Nothing to decide."""
+
+
+class ByBatch:
+    """The primary below b* rows, the backup from there on; b* by Theorem 17 from running measurements."""
+
+    def __init__(self, primary: Proposer, backup: Proposer) -> None:
+        self._primary, self._backup, self._seen = primary, backup, Seen()
+
+    @property
+    def critical(self) -> float:
+        """b* as it stands; infinite until both kinds of round have been seen."""
+        seen = self._seen
+        hit_p, hit_b = seen.hit_after_hit.mean(0.8), seen.hit_after_miss.mean(0.8)
+        tokens_p, tokens_b = 1 + seen.accepted_slow.mean(1.0), 1 + seen.accepted_fast.mean(0.0)
+        return critical_batch_size(hit_p, hit_b, tokens_p, tokens_b, seen.draft_s.mean(0.0) / seen.verify_s.mean(1.0))
+
+    def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
+        """See Fallback."""
+        slow = n_rows < self.critical
+        self._seen.answer(self._primary if slow else self._backup, missed, slow)
+
+    def learn(self, outcome: Outcome, rows: Rows) -> None:
+        """See Fallback."""
+        self._seen.outcome(outcome, rows, self._primary.source)
+
+
+class Measured:
+    """The primary where the tokens it adds are worth more than the time everybody waits for them."""
+
+    def __init__(self, primary: Proposer, backup: Proposer) -> None:
+        self._primary, self._backup, self._seen, self._n = primary, backup, Seen(), 0
+
+    def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
+        """See Fallback."""
+        if not missed:
+            return
+        self._n += 1
+        slow = self._is_worth(len(missed), n_rows) != (self._n % EVERY == 0)
+        self._seen.answer(self._primary if slow else self._backup, missed, slow)
+
+    def _is_worth(self, n_missed: int, n_rows: int) -> bool:
+        """Whether (tokens gained) / (time waited) beats the tokens per second of the batch as it goes."""
+        seen = self._seen
+        if not (seen.draft_s.n and seen.verify_s.n):
+            return True
+        gained = n_missed * (seen.accepted_slow.mean(1.0) - seen.accepted_fast.mean(0.0))
+        rate = n_rows * (1 + seen.accepted.mean(0.0)) / seen.verify_s.mean(1.0)
+        return gained > rate * seen.draft_s.mean(0.0)
+
+    def learn(self, outcome: Outcome, rows: Rows) -> None:
+        """See Fallback."""
+        self._seen.outcome(outcome, rows, self._primary.source)
+
+
+@dataclass
+class Average:
+    """A mean that slowly forgets."""
+
+    total: float = 0.0
+    n: float = 0.0
+
+    def add(self, value: float) -> None:
+        """One more."""
+        self.total, self.n = 0.98 * self.total + value, 0.98 * self.n + 1
+
+    def mean(self, before: float) -> float:
+        """The mean; what is assumed before anything was seen."""
+        return self.total / self.n if self.n else before
+
+
+@dataclass
+class Seen:
+    """Running measurements of misses and of what they cost."""
+
+    accepted: Average = field(default_factory=Average)  # tokens of a speculation, any
+    accepted_slow: Average = field(default_factory=Average)  # drafted by the primary on a miss
+    accepted_fast: Average = field(default_factory=Average)  # by the backup
+    hit_after_hit: Average = field(default_factory=Average)
+    hit_after_miss: Average = field(default_factory=Average)
+    draft_s: Average = field(default_factory=Average)  # a miss drafted by the primary
+    verify_s: Average = field(default_factory=Average)  # between an answer and the next outcome
+    _was_hit: dict[int, bool] = field(default_factory=dict)
+    _answered: float = math.nan
+
+    def answer(self, proposer: Proposer, missed: Sequence[Wanted], is_slow: bool) -> None:
+        """Draft misses and measure it."""
+        began = time.perf_counter()
+        put_in_flight(proposer, missed)
+        self._answered = time.perf_counter()
+        if is_slow and missed:
+            self.draft_s.add(self._answered - began)
+
+    def outcome(self, outcome: Outcome, rows: Rows, slow: int) -> None:
+        """Count what came of what is in flight."""
+        if len(outcome.slots) and not math.isnan(self._answered):
+            self.verify_s.add(time.perf_counter() - self._answered)
+        for slot, k in zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), strict=True):
+            row = rows.get(slot)
+            if row is None:
+                continue
+            self.accepted.add(k)
+            is_hit = row.source == CACHE
+            if not is_hit:
+                (self.accepted_slow if row.source == slow else self.accepted_fast).add(k)
+            before = self._was_hit.get(slot)
+            if before is not None:
+                (self.hit_after_hit if before else self.hit_after_miss).add(is_hit)
+            self._was_hit[slot] = is_hit
+
+
+def put_in_flight(proposer: Proposer, missed: Sequence[Wanted]) -> None:
+    """Ask a proposer for as many tokens as each row has room for."""
+    if not missed:
+        return
+    proposal = proposer.propose([row for row, _ in missed], max(n for _, n in missed))
+    for index, (row, n) in enumerate(missed):
+        q = None if proposal.q is None else proposal.q[index]
+        row.propose(proposal.tokens[index][:n], proposer.source, q)

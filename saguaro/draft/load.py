@@ -1,0 +1,65 @@
+"""From a name to a draft model that speaks the target's vocabulary, or a refusal that says why it cannot."""
+
+import re
+from pathlib import Path
+
+import torch
+
+from saguaro.config import DraftConfig
+from saguaro.errors import ConfigError, TokenizerMismatch
+from saguaro.model.load import load
+from saguaro.model.tokenizer import has_tokenizer, load_tokenizer
+from saguaro.model.transformer import Transformer
+
+MOST_ODD = 0.005  # share of tokens that may differ: members of one family have other special tokens
+
+
+def load_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
+    """The draft's model; `drop:` shares the target's weights where they are in this process."""
+    assert config.draft is not None
+    device, dtype = torch.device(config.device), getattr(torch, config.dtype)
+    if config.draft.startswith("drop:"):
+        if target is None or target.device != device:
+            target = load(config.target, Path(config.target), device, dtype).model
+        return target.without(dropped_layers(config.draft, target.spec.n_layers))
+    model = load(config.draft, Path(config.draft), device, dtype).model
+    check_vocabulary(config, model)
+    return model
+
+
+def dropped_layers(name: str, n_layers: int) -> list[int]:
+    """The layers that drop:I,J,... leaves out.
+
+    >>> dropped_layers("drop:3,5-7", n_layers=30)
+    [3, 5, 6, 7]
+    """
+    parts = [part.strip() for part in name.removeprefix("drop:").split(",")]
+    ranges = [re.fullmatch(r"(\d+)(?:-(\d+))?", part) for part in parts]
+    found = [
+        layer for match in ranges if match is not None for layer in range(int(match[1]), int(match[2] or match[1]) + 1)
+    ]
+    if None in ranges or not found:
+        raise ConfigError(f"draft is {name!r}; write drop: and layers, such as drop:20 or drop:4,9-12")
+    if max(found) >= n_layers or len(set(found)) >= n_layers:
+        raise ConfigError(f"draft is {name!r}; the target has layers 0 to {n_layers - 1}, and one must be left")
+    return sorted(set(found))
+
+
+def check_vocabulary(config: DraftConfig, model: Transformer) -> None:
+    """Raise unless the draft's tokens mean what the target's do."""
+    draft, target = Path(str(config.draft)), Path(config.target)
+    remedy = "a draft must have the target's vocabulary: take a smaller model of the target's family"
+    if model.spec.n_vocab < config.n_vocab:
+        raise TokenizerMismatch(
+            f"the draft {draft} knows {model.spec.n_vocab} tokens, the target {target} says {config.n_vocab}; {remedy}"
+        )
+    if not has_tokenizer(draft):
+        return  # weights alone, made for this target
+    theirs, ours = (load_tokenizer(path, model.spec.n_vocab).spelling for path in (draft, target))
+    odd = [token for token in ours if theirs.get(token) != ours[token]]
+    if len(odd) > MOST_ODD * len(ours):
+        first = f"token {odd[0]} is {theirs.get(odd[0])!r} to the draft and {ours[odd[0]]!r} to the target"
+        raise TokenizerMismatch(
+            f"{len(odd)} of {len(ours)} tokens mean something else to the draft {draft} than to the target {target} "
+            f"({first}); {remedy}"
+        )

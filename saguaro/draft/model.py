@@ -1,0 +1,303 @@
+"""A draft model: its texts' keys and values on pages of its own, and branches for outcomes that may come.
+
+A row's trunk is its text and the speculation in flight after it. What is computed of it:
+
+    trunk     |------------- text -------------|--- speculation ---|
+    computed  |-------------------- n_computed ------|
+    candidates are known for the token after the text and after each computed token of the speculation
+
+An outcome keeps the text and what was accepted of the speculation; the rest is computed over. A branch that was
+foreseen is copied behind the text with its keys, values and candidates: nothing of it is computed again.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from saguaro.algo.planning import Ahead, Planned
+from saguaro.draft.branches import BranchAttention, Fork
+from saguaro.draft.guess import Guess, Guesser
+from saguaro.draft.rows import Proposal, Row
+from saguaro.engine.attention import SDPAttention, slots_of
+from saguaro.engine.kv import KVCache, KVPlan
+from saguaro.engine.layout import Segment, flatten
+from saguaro.engine.pages import PagePool, PageTable
+from saguaro.engine.runner import Runner
+from saguaro.model.transformer import Transformer
+from saguaro.types import DRAFT
+
+MAX_READ = 512  # tokens of text read at a time, so that a long prompt does not hold up the other rows for long
+
+
+class Drafter(Protocol):
+    """Follows rows and prepares speculations for outcomes that have not come yet."""
+
+    def admit(self, rows: Sequence[Row]) -> None:
+        """Follow these rows."""
+
+    def retire(self, slots: Sequence[int]) -> None:
+        """Forget these rows; one that is not known is none to forget."""
+
+    def settle(self, rows: Sequence[Row]) -> None:
+        """Outcomes were committed: keep of each trunk what is its text now."""
+
+    def read(self, rows: Sequence[Row]) -> None:
+        """Compute some more of texts that are far behind."""
+
+    def look_ahead(self, rows: Sequence[Row]) -> Ahead:
+        """Candidates along the speculations in flight, for the rows that are ready."""
+
+    def branch(self, rows: Sequence[Row], planned: Planned, is_late: Callable[[], bool]) -> int:
+        """Draft after every planned outcome, until done or late; how many tokens each branch has."""
+
+    def adopt(self, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
+        """Make branches the trunks of their rows; the tokens of each, and what they were drawn from."""
+
+
+class NoModel:
+    """Nothing is followed and nothing prepared."""
+
+    def admit(self, rows: Sequence[Row]) -> None:
+        """Nothing to follow."""
+
+    def retire(self, slots: Sequence[int]) -> None:
+        """Nothing to forget."""
+
+    def settle(self, rows: Sequence[Row]) -> None:
+        """Nothing to keep."""
+
+    def read(self, rows: Sequence[Row]) -> None:
+        """Nothing to read."""
+
+    def look_ahead(self, rows: Sequence[Row]) -> Ahead:
+        """There are no candidates."""
+        raise NotImplementedError("only a model has candidates to plan with")
+
+    def branch(self, rows: Sequence[Row], planned: Planned, is_late: Callable[[], bool]) -> int:
+        """There is nothing to draft with."""
+        raise NotImplementedError("only a model can draft after an outcome")
+
+    def adopt(self, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
+        """There are no branches."""
+        return []
+
+
+@dataclass
+class _Trunk:
+    table: PageTable
+    n_computed: int
+
+
+@dataclass
+class _Branches:
+    """What was drafted after each of R outcomes."""
+
+    tokens: list[list[int]]  # [R][n]
+    candidates: Tensor  # [R, K+1, C]
+    scores: Tensor  # [R, K+1, C]
+    n_own: int = 0  # of a branch's own tokens, those with keys and values: the bonus first
+    q: list[Tensor] = field(default_factory=list)  # [n] of [R, V], where tokens are drawn
+
+
+class ModelDrafter:
+    """Drafts with a model. Also a Proposer: just in time, after the text as it is."""
+
+    source = DRAFT
+
+    def __init__(
+        self, model: Transformer, guess: Guesser, kv: KVPlan, *, max_rows: int, lookahead: int, budget: int, cut: float
+    ) -> None:
+        self._model, self._guess, self._lookahead, self._cut = model, guess, lookahead, cut
+        self._max_length = min(kv.max_length, model.spec.max_length)
+        self.pool = PagePool(kv.n_pages, kv.page_size)
+        self._cache = KVCache(kv, model.spec, model.device, model.dtype)
+        self._runner = Runner(model, SDPAttention(self._cache))
+        self._attention = BranchAttention(self._cache, model.spec, max_rows * budget, lookahead + 1)
+        self._trunks: dict[int, _Trunk] = {}
+        shape = (max_rows, lookahead + 1, guess.n_candidates)
+        self._candidates = torch.zeros(shape, dtype=torch.int64, device=model.device)
+        self._scores = torch.full(shape, float("-inf"), device=model.device)
+        self._branches = _Branches([], self._candidates[:0], self._scores[:0])
+
+    def admit(self, rows: Sequence[Row]) -> None:
+        """Follow these rows, with what is known of their texts already; one with tokens the model lacks is left out."""
+        for row in rows:
+            if max(row.text) < self._model.spec.n_vocab:
+                table, n_cached = self.pool.match(row.text)
+                self._trunks[row.slot] = _Trunk(table, n_cached)
+
+    def retire(self, slots: Sequence[int]) -> None:
+        """Forget these rows; one that is not known is none to forget."""
+        for slot in slots:
+            trunk = self._trunks.pop(slot, None)
+            if trunk is not None:
+                self.pool.release(trunk.table)
+
+    def settle(self, rows: Sequence[Row]) -> None:
+        """Keep what was computed of each text; the last token, the target's own, never is."""
+        for row in rows:
+            trunk = self._trunks.get(row.slot)
+            if trunk is not None:
+                trunk.n_computed = min(trunk.n_computed, len(row.text) - 1)
+                self.pool.publish(trunk.table, row.text, trunk.n_computed)
+
+    def read(self, rows: Sequence[Row]) -> None:
+        """Compute up to MAX_READ tokens of texts that are far behind."""
+        far = [row for row in rows if row.slot in self._trunks and not self._is_near(row)]
+        left = MAX_READ
+        for row in far:
+            trunk = self._trunks[row.slot]
+            tokens = row.text[trunk.n_computed : min(trunk.n_computed + left, len(row.text) - 1)]
+            if tokens and self._reserve(row):
+                self._forward([Segment(tokens, trunk.n_computed, trunk.table.pages, 0)])
+                trunk.n_computed += len(tokens)
+                left -= len(tokens)
+
+    @torch.inference_mode()
+    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+        """Draft after each text; nothing where it is far from read, or where there is no room."""
+        ready = [row for row in rows if self._is_near(row) and self._reserve(row)]
+        names = [self._guess.start() for _ in ready]
+        drafted: dict[Row, list[int]] = {row: [] for row in rows}
+        drawn: list[Tensor] = []
+        for _ in range(lookahead if ready else 0):
+            guess = self._extend(ready, [drafted[row] for row in ready], names)
+            for row, token in zip(ready, guess.token.tolist(), strict=True):
+                drafted[row].append(token)
+            if guess.q is not None:
+                drawn.append(guess.q)
+        tokens = [drafted[row][: self._sure(row, drafted[row])] for row in rows]
+        if not drawn:
+            return Proposal(tokens)
+        q = torch.zeros(len(rows), lookahead, drawn[0].shape[1], dtype=drawn[0].dtype)
+        q[[rows.index(row) for row in ready]] = torch.stack(drawn, 1).cpu()
+        return Proposal(tokens, q)
+
+    @torch.inference_mode()
+    def look_ahead(self, rows: Sequence[Row]) -> Ahead:
+        """Candidates along the speculations in flight, for the rows that are near."""
+        ready = [row for row in rows if self._is_near(row) and self._reserve(row)]
+        behind = [row for row in ready if self._trunks[row.slot].n_computed < len(row.text) + len(row.speculation)]
+        if behind:
+            self._extend(behind, [row.speculation for row in behind], None)
+        slots = torch.tensor([row.slot for row in ready], dtype=torch.int64)
+        tokens = [[*row.speculation, *[0] * (self._lookahead - len(row.speculation))] for row in ready]
+        return Ahead(
+            slots=slots,
+            tokens=torch.tensor(tokens, dtype=torch.int64).view(len(ready), self._lookahead),
+            length=torch.tensor([len(row.speculation) for row in ready], dtype=torch.int64),
+            candidates=self._candidates[slots].cpu(),
+            scores=self._scores[slots].cpu(),
+            is_primary=torch.tensor([row.is_hit for row in ready], dtype=torch.bool),
+        )
+
+    @torch.inference_mode()
+    def branch(self, rows: Sequence[Row], planned: Planned, is_late: Callable[[], bool]) -> int:
+        """Draft after every planned outcome: K tokens each and one step more, for the candidates after the last."""
+        by_slot = {row.slot: row for row in rows}
+        forks, befores, requests = [], [], []
+        for slot, ks, tokens in zip(planned.slots.tolist(), planned.k.tolist(), planned.token.tolist(), strict=True):
+            row = by_slot[slot]
+            outcomes = [(k, token) for k, token in zip(ks, tokens, strict=True) if k >= 0]
+            if outcomes:
+                at = [len(row.text) + k for k, _ in outcomes]
+                forks.append(Fork(self._trunks[slot].table.pages, at))
+                befores += [[*row.speculation[:k], token] for k, token in outcomes]
+                requests += [row.request] * len(outcomes)
+        if not forks:
+            return 0
+        self._attention.plan(forks)
+        positions = torch.tensor([at for fork in forks for at in fork.forks], device=self._model.device)
+        tokens = torch.tensor([before[-1] for before in befores], device=self._model.device)
+        n, shape = len(befores), self._candidates.shape[1:]
+        found = _Branches(
+            [[] for _ in befores], self._candidates.new_zeros(n, *shape), self._scores.new_full((n, *shape), -torch.inf)
+        )
+        names = [self._guess.start() for _ in befores]
+        self._branches = found
+        for step in range(self._lookahead + 1):
+            self._attention.advance(step)
+            logits = self._model.logits(self._model(tokens, positions + step, self._attention))
+            is_last = step == self._lookahead
+            guess = self._guess(logits, list(zip(requests, befores, strict=True)), None if is_last else names)
+            width = guess.candidates.shape[1]
+            found.candidates[:, step, :width], found.scores[:, step, :width] = guess.candidates, guess.scores
+            found.n_own = step + 1
+            if is_last:
+                break
+            tokens = guess.token
+            for before, drafted, token in zip(befores, found.tokens, tokens.tolist(), strict=True):
+                before.append(token)
+                drafted.append(token)
+            if guess.q is not None:
+                found.q.append(guess.q)
+            if is_late():
+                break
+        return len(found.tokens[0])
+
+    @torch.inference_mode()
+    def adopt(self, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
+        """Copy branches behind their rows' texts, which end with their first token, the target's own."""
+        found = self._branches
+        sources, places = [], []
+        for row, branch in hits:
+            trunk, start = self._trunks[row.slot], len(row.text) - 1
+            if self._reserve(row):
+                end = start + found.n_own
+                sources.append(branch)
+                places.append(slots_of(trunk.table.pages, end, self._cache.page_size)[start:])
+                trunk.n_computed = end
+        if sources:
+            own = self._attention.own[:, sources, : found.n_own].flatten(1, 2)
+            self._cache.copy_in(torch.cat(places).to(self._cache.device), own)
+        slots = [row.slot for row, _ in hits]
+        branches = [branch for _, branch in hits]
+        self._candidates[slots], self._scores[slots] = found.candidates[branches], found.scores[branches]
+        q = torch.stack(found.q, 1).cpu() if found.q and hits else None  # [R, n, V]
+        tokens = [found.tokens[branch][: self._sure(row, found.tokens[branch])] for row, branch in hits]
+        return [(drafted, None if q is None else q[branch]) for drafted, branch in zip(tokens, branches, strict=True)]
+
+    def _extend(self, rows: Sequence[Row], ahead: Sequence[Sequence[int]], names: Sequence[int] | None) -> Guess:
+        """Compute what is left of text and speculation of each row; the guess after the end of each."""
+        segments, places, at = [], [], []
+        for row, tokens in zip(rows, ahead, strict=True):
+            trunk = self._trunks[row.slot]
+            n_known = max(trunk.n_computed - len(row.text) + 1, 0)  # of the candidates, counted from the text's end
+            full = [*row.text, *tokens]
+            wanted = range(n_known, len(tokens) + 1)
+            segments.append(Segment(full[trunk.n_computed :], trunk.n_computed, trunk.table.pages, len(wanted)))
+            places += [(row.request, tokens[:j]) for j in wanted]
+            at += [(row.slot, j) for j in wanted]
+            trunk.n_computed = len(full)
+        counts = [segment.n_wanted for segment in segments]
+        drafts = None if names is None else [name for name, n in zip(names, counts, strict=True) for _ in range(n)]
+        guess = self._guess(self._forward(segments), places, drafts)
+        slots, js = (torch.tensor(each, device=self._candidates.device) for each in zip(*at, strict=True))
+        width = guess.candidates.shape[1]
+        self._candidates[slots, js, :width], self._scores[slots, js, :width] = guess.candidates, guess.scores
+        last = torch.tensor(counts).cumsum(0).sub(1).to(guess.token.device)
+        q = None if guess.q is None else guess.q[last]
+        return Guess(guess.token[last], guess.candidates[last], guess.scores[last], q)
+
+    def _forward(self, segments: Sequence[Segment]) -> Tensor:
+        return self._runner.forward(flatten(segments, self._cache.page_size, self._model.device))
+
+    def _is_near(self, row: Row) -> bool:
+        """Whether so little is left to compute that it can be done in passing."""
+        trunk = self._trunks.get(row.slot)
+        return trunk is not None and len(row.text) - trunk.n_computed <= 2 * (self._lookahead + 1)
+
+    def _reserve(self, row: Row) -> bool:
+        """Make room for the text and whatever is speculated after it, if there is any."""
+        n_tokens = len(row.text) + 2 * (self._lookahead + 1)
+        return n_tokens <= self._max_length and self.pool.reserve(self._trunks[row.slot].table, n_tokens)
+
+    def _sure(self, row: Row, tokens: Sequence[int]) -> int:
+        """How many tokens to speculate: up to the first the draft is unsure of, but one at least."""
+        if self._cut <= 0 or len(tokens) <= 1:
+            return len(tokens)
+        lead = self._scores[row.slot, : len(tokens), 0] - self._scores[row.slot, : len(tokens), 1]
+        return max(1, int((lead >= self._cut).long().cumprod(0).sum()))

@@ -1,0 +1,332 @@
+"""Who chooses the outcomes to prepare, and learns from those that came (DESIGN section 6).
+
+A planner plans for what is in flight and is then told what became of it. Invariant: each row planned for is learnt from
+at most once, and only from its own outcome. A speculation may be cut before it is verified: then "all accepted" means
+all that were verified.
+"""
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from saguaro.algo import fanout
+from saguaro.algo.calibrate import Recorded, fit_power_law, hit_curve, hit_table
+from saguaro.algo.planning import (
+    NEVER,
+    Ahead,
+    Planned,
+    alternatives,
+    by_chance,
+    by_fan_out,
+    leads,
+    outcome_chance,
+    ranks,
+    trust,
+)
+from saguaro.errors import ConfigError
+from saguaro.types import Outcome
+
+Kind = Literal["uniform", "geometric", "general"]
+
+
+class Planner(Protocol):
+    """Chooses outcomes to prepare."""
+
+    def plan(self, ahead: Ahead, budget: int) -> Planned:
+        """At most `budget` outcomes for each row in flight."""
+
+    def learn(self, outcome: Outcome) -> None:
+        """What became of the rows that were last planned for; others are ignored."""
+
+
+def make_planner(name: str) -> Planner | None:
+    """The planner of a method; None plans nothing.
+
+    >>> make_planner("nothing") is None, make_planner("joint")
+    (True, Joint())
+    """
+    match name:
+        case "nothing":
+            return None
+        case "last" | "continuation":
+            return Last(1)
+        case "branch":
+            return Last(None)
+        case "uniform" | "geometric" | "general":
+            return FanOut(name)
+        case "joint":
+            return Joint()
+    raise ConfigError(
+        f"planner is {name!r}; give nothing, last, continuation, branch, uniform, geometric, general or joint"
+    )
+
+
+class Last:
+    """Only "all accepted": one continuation (AMUSD, PEARL), or the whole budget on the branching point (SpecBranch)."""
+
+    def __init__(self, fan_out: int | None) -> None:
+        self._fan_out = fan_out  # None: the budget
+
+    def plan(self, ahead: Ahead, budget: int) -> Planned:
+        """The best candidates after the last token in flight."""
+        width = ahead.candidates.shape[1]
+        is_last = torch.arange(width, device=ahead.length.device) == ahead.length[:, None]
+        return by_fan_out(ahead, is_last * (budget if self._fan_out is None else self._fan_out), budget)
+
+    def learn(self, outcome: Outcome) -> None:
+        """Nothing to learn."""
+
+
+class FanOut:
+    """F_k candidates after k accepted tokens: one list for each length, after primary and after backup speculations.
+
+    uniform: Algorithm 1; geometric: Theorem 12; general: Theorem 18 on measured tables.
+    """
+
+    A, R, SCALE = 0.8, 1.0, 0.5  # what is believed before anything is known: acceptance rate, and misses SCALE F^-R
+    STRENGTH = 8.0  # rounds that this belief is worth
+    WINDOW, REFIT = 2000, 32  # rounds remembered of either kind; rounds between two fits
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind: Kind = kind
+        self._waiting = _Waiting()
+        self._rounds: tuple[deque[_Round], deque[_Round]] = (deque(maxlen=self.WINDOW), deque(maxlen=self.WINDOW))
+        self._n_new = 0
+        self._shape = (-1, -1, -1)  # K, C and M of the lists
+        self._lists = torch.zeros(0, dtype=torch.int64)  # [2, K+1 lengths, K+1]: backup, primary
+
+    def __repr__(self) -> str:
+        return f"FanOut({self._kind!r})"
+
+    def plan(self, ahead: Ahead, budget: int) -> Planned:
+        """The list of each row's length and kind."""
+        self._waiting.expect(ahead)
+        shape = (ahead.tokens.shape[1], ahead.candidates.shape[2], budget)
+        if shape != self._shape or self._n_new >= self.REFIT:
+            self._shape, self._n_new = shape, 0
+            self._lists = torch.stack([self._fit(rounds, *shape) for rounds in self._rounds])
+        self._lists = self._lists.to(ahead.length.device)
+        return by_fan_out(ahead, self._lists[ahead.is_primary.long(), ahead.length], budget)
+
+    def learn(self, outcome: Outcome) -> None:
+        """Record where the bonus stood."""
+        known = self._waiting.settle(outcome)
+        if known is None or self._kind == "uniform":
+            return
+        facts = [known.is_known, known.ahead.is_primary, known.ahead.length, known.k, known.rank]
+        for is_known, is_primary, length, k, rank in torch.stack([x.long() for x in facts], dim=1).tolist():
+            if is_known:
+                self._rounds[is_primary].append(_Round(length, k, rank))
+                self._n_new += 1
+
+    def lists(self) -> Tensor:  # [2, K+1, K+1] int64
+        """The fan-out lists in use: after backup and primary, for each length."""
+        return self._lists
+
+    def _fit(self, rounds: "deque[_Round]", K: int, N: int, M: int) -> Tensor:  # [K+1, K+1]
+        """The list of every length 0..K, padded with 0."""
+        match self._kind:
+            case "uniform":
+                lists = [fanout.uniform(n, M) for n in range(K + 1)]
+            case "geometric":
+                a, r = self._fit_rates(rounds, N)
+                lists = [fanout.geometric(a, r, n, M) for n in range(K + 1)]
+            case "general":
+                p_k, h = self._fit_tables(rounds, K, N)
+                lists = [fanout.greedy(p_k[n, : n + 1], torch.cat([h[:n], h[K:]]), M) for n in range(K + 1)]
+        return torch.tensor([[*row, *[0] * (K + 1 - len(row))] for row in lists], dtype=torch.int64)
+
+    def _fit_rates(self, rounds: "deque[_Round]", N: int) -> tuple[float, float]:
+        """Acceptance rate a and exponent r, drawn toward what is believed."""
+        accepted = sum(seen.k for seen in rounds)
+        rejected = sum(seen.k < seen.length for seen in rounds)
+        a = (accepted + self.STRENGTH * self.A) / (accepted + rejected + self.STRENGTH)
+        if N < 2:
+            return a, self.R
+        rank = torch.tensor([seen.rank if seen.rank < N else -1 for seen in rounds], dtype=torch.int64)
+        return a, fit_power_law(self._drawn(hit_curve(rank, N), len(rank), N)).r
+
+    def _fit_tables(self, rounds: "deque[_Round]", K: int, N: int) -> tuple[Tensor, Tensor]:
+        """P(k) [K+1 lengths, K+1] and hits [K+1, N+1], whose last row is for "all accepted" at any length."""
+        seen = [one for one in rounds if one.length <= K]
+        accepted, tested = torch.zeros(K, dtype=torch.float64), torch.zeros(K, dtype=torch.float64)
+        for one in seen:
+            accepted[: one.k] += 1
+            tested[: min(one.k + 1, one.length)] += 1
+        a, _ = self._fit_rates(rounds, N)
+        accept = (accepted + self.STRENGTH * a) / (tested + self.STRENGTH)
+        ones = torch.ones(K + 1, K + 1, 1, dtype=torch.float64)
+        p_k = outcome_chance(accept.expand(K + 1, K), ones, torch.arange(K + 1))[..., 0]
+        if not seen:
+            return p_k, self._drawn(torch.zeros(N + 1), 0, N).expand(K + 1, N + 1)
+        k = torch.tensor([one.k if one.k < one.length else K for one in seen])
+        rank = torch.tensor([one.rank if one.rank < N else -1 for one in seen])
+        return p_k, self._drawn(hit_table(Recorded(k, rank, K, N)), len(seen), N)
+
+    def _drawn(self, h: Tensor, n: int, N: int) -> Tensor:  # [..., N+1]
+        """Hits of n rounds, drawn toward what is believed: every further candidate then gains a little."""
+        prior = fanout.power_law(self.R, N, self.SCALE)
+        return (n * h + self.STRENGTH * prior) / (n + self.STRENGTH)
+
+
+class Joint:
+    """The likeliest outcomes of each row: from the draft's own scores, through tables kept up to date.
+
+    P(k, t) = P(accepted)_0 .. P(accepted)_(k-1) x P(rejected)_k x P(t | k). How likely a token is accepted depends on
+    how far it leads; how likely an alternative is the bonus, on its rank and lead among the alternatives, and on how
+    far the rejected token had led, or that all were accepted. The tables start from a curve and forget slowly.
+    """
+
+    DECAY = 0.999  # of what is remembered, for each round learnt
+    STRENGTH = 16.0  # times that a curve counts as seen, in each bin
+
+    def __init__(self) -> None:
+        self._waiting = _Waiting()
+        lead, rank = _middles(_LEADS), torch.tensor(_RANKS, dtype=torch.float64)
+        self._accept = _Table(_curve(rank[0], lead), self.STRENGTH)
+        curve = _curve(rank[:, None], lead).flatten()
+        self._bonus = _Table(curve.repeat(len(_TRUSTS) + 2), self.STRENGTH)  # [trust or last, rank, lead]
+
+    def __repr__(self) -> str:
+        return "Joint()"
+
+    def plan(self, ahead: Ahead, budget: int) -> Planned:
+        """The likeliest outcomes."""
+        self._waiting.expect(ahead)
+        return by_chance(ahead, self.chance(ahead), budget)
+
+    def chance(self, ahead: Ahead) -> Tensor:  # [B, K+1, C] float64
+        """P(k accepted, then this candidate), as far as is known."""
+        accept, bonus = self._accept.rate(_lead_bins(trust(ahead))), self._bonus.rate(_bonus_bins(ahead))
+        return outcome_chance(accept, bonus, ahead.length)
+
+    def learn(self, outcome: Outcome) -> None:
+        """Count which tokens were accepted, and which alternative the bonus was."""
+        known = self._waiting.settle(outcome)
+        if known is None:
+            return
+        ahead, k, is_known = known.ahead, known.k[:, None], known.is_known[:, None]
+        kept = self.DECAY ** is_known.sum()
+        step = torch.arange(ahead.tokens.shape[1], device=k.device)
+        is_tested = step < torch.minimum(k + 1, ahead.length[:, None])
+        self._accept.learn(_lead_bins(trust(ahead)), step < k, is_tested & is_known, kept)
+        self._bonus.learn(_at(_bonus_bins(ahead), known.k), known.is_bonus, known.is_left & is_known, kept)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What became of the rows last planned for."""
+
+    ahead: Ahead  # as if only the tokens that were verified had been in flight
+    is_known: Tensor  # [B] bool: only these rows mean anything
+    k: Tensor  # [B] int64, 0..length
+    is_left: Tensor  # [B, C] bool: the candidates at k that could be the bonus
+    is_bonus: Tensor  # [B, C] bool: which of them it was; none, if none
+
+    @property
+    def rank(self) -> Tensor:  # [B] int64
+        """The bonus's place among the alternatives; -1: it was none of them."""
+        place = (self.is_left.long().cumsum(1) * self.is_bonus).sum(1)
+        return place - 1
+
+
+class _Waiting:
+    """The rows last planned for, each until its outcome is known."""
+
+    def __init__(self) -> None:
+        self._ahead: Ahead | None = None
+        self._is_waiting = torch.zeros(0, dtype=torch.bool)  # [B]
+
+    def expect(self, ahead: Ahead) -> None:
+        """From now on, wait for the outcomes of these rows."""
+        self._ahead, self._is_waiting = ahead, torch.ones_like(ahead.is_primary, dtype=torch.bool)
+
+    def settle(self, outcome: Outcome) -> _Known | None:
+        """Match the outcome with the rows by slot; None: it is about none of them."""
+        ahead, n = self._ahead, len(outcome.slots)
+        if ahead is None or n == 0 or len(ahead.slots) == 0:
+            return None
+        slots, length, n_accepted, bonus = (
+            x.to(ahead.slots.device) for x in (outcome.slots, outcome.length, outcome.n_accepted, outcome.bonus)
+        )
+        is_same = (ahead.slots[:, None] == slots) & (length <= ahead.length[:, None])  # [B, n]
+        is_known = is_same.any(1) & self._is_waiting
+        self._is_waiting = self._is_waiting & ~is_known
+        at = is_same.long().argmax(1)
+        k = torch.where(is_known, n_accepted[at], 0)
+        ahead = replace(ahead, length=torch.where(is_known, length[at], ahead.length))
+        is_left = _at(alternatives(ahead), k) > NEVER
+        is_bonus = is_left & (_at(ahead.candidates, k) == bonus[at][:, None])
+        return _Known(ahead, is_known, k, is_left, is_bonus)
+
+
+class _Round(NamedTuple):
+    """One recorded outcome."""
+
+    length: int
+    k: int
+    rank: int
+
+
+class _Table:
+    """How often something came true, bin by bin: counts that fade, drawn toward a curve."""
+
+    def __init__(self, curve: Tensor, strength: float) -> None:  # [n_bins]
+        self._hits, self._trials = curve * 0, curve * 0
+        self._curve, self._strength = curve, strength
+
+    def rate(self, bins: Tensor) -> Tensor:  # int64 -> float64
+        """The chance in each of these bins."""
+        self._move(bins.device)
+        return ((self._hits + self._strength * self._curve) / (self._trials + self._strength))[bins]
+
+    def learn(self, bins: Tensor, is_hit: Tensor, is_trial: Tensor, kept: Tensor) -> None:
+        """Fade, then count what came true where it was tried."""
+        self._move(bins.device)
+        trials = is_trial.double().flatten()
+        self._trials = (self._trials * kept).index_add(0, bins.flatten(), trials)
+        self._hits = (self._hits * kept).index_add(0, bins.flatten(), trials * is_hit.flatten())
+
+    def _move(self, device: torch.device) -> None:
+        self._hits, self._trials, self._curve = (x.to(device) for x in (self._hits, self._trials, self._curve))
+
+
+_LEADS = tuple(  # edges of the bins
+    sorted({sign * edge for edge in (0, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) for sign in (-1.0, 1.0)})
+)
+_TRUSTS = (0.5, 1.5, 3.0)  # the same for the rejected token, coarser
+_RANKS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # the first rank of each bin
+
+
+def _curve(rank: Tensor, lead: Tensor) -> Tensor:
+    """P(the target takes a candidate of this rank and lead), before anything is known."""
+    return torch.where(rank == 0, (1.2 * lead - 0.4).sigmoid(), 0.55 * (lead / 1.2).exp().clamp(max=1) / (1 + rank))
+
+
+def _middles(edges: tuple[float, ...]) -> Tensor:
+    """The middle of every bin, and 1 beyond the first and last edge."""
+    inner = torch.tensor(edges, dtype=torch.float64)
+    padded = torch.cat([inner[:1] - 2, inner, inner[-1:] + 2])
+    return (padded[1:] + padded[:-1]) / 2
+
+
+def _lead_bins(lead: Tensor) -> Tensor:  # int64, 0..len(_LEADS)
+    return torch.bucketize(lead.contiguous(), torch.tensor(_LEADS, dtype=lead.dtype, device=lead.device), right=True)
+
+
+def _bonus_bins(ahead: Ahead) -> Tensor:  # [B, K+1, C] int64
+    scores, trusted = alternatives(ahead), trust(ahead)
+    rank = torch.bucketize(ranks(scores), torch.tensor(_RANKS, device=scores.device), right=True) - 1
+    group = torch.bucketize(trusted, torch.tensor(_TRUSTS, dtype=trusted.dtype, device=scores.device), right=True)
+    group = torch.nn.functional.pad(group, (0, 1))
+    is_last = torch.arange(scores.shape[1], device=scores.device) == ahead.length[:, None]
+    group = torch.where(is_last, len(_TRUSTS) + 1, group)[..., None]
+    return (group * len(_RANKS) + rank) * (len(_LEADS) + 1) + _lead_bins(leads(scores))
+
+
+def _at(x: Tensor, k: Tensor) -> Tensor:  # [B, K+1, C], [B] -> [B, C]
+    """Each row's part at its k."""
+    return x.gather(1, k[:, None, None].expand(-1, 1, x.shape[2]))[:, 0]

@@ -1,0 +1,27 @@
+"""Tokens by chance: the backup of the paper that costs nothing and knows nothing.
+
+They are chosen without looking at any distribution, so under rejection their q is one-hot.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+from saguaro.draft.rows import Proposal, Row
+from saguaro.types import RANDOM
+
+
+class RandomTokens:
+    """Proposes any tokens at all."""
+
+    source = RANDOM
+
+    def __init__(self, n_vocab: int, seed: int = 0) -> None:
+        self._n_vocab, self._chance = n_vocab, Random(seed)
+
+    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+        """`lookahead` tokens each.
+
+        >>> [len(tokens) for tokens in RandomTokens(100).propose([None, None], 3).tokens]
+        [3, 3]
+        """
+        return Proposal([[self._chance.randrange(self._n_vocab) for _ in range(lookahead)] for _ in rows])

@@ -1,0 +1,120 @@
+"""Every row as the draft knows it: from admissions and outcomes alone, for the target's side is elsewhere."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from saguaro.engine.request import Request
+from saguaro.types import CACHE, EMPTY, Joined, Outcome, Speculation
+
+
+@dataclass(eq=False)
+class Row:
+    """A text, and the speculation after it that is in flight: proposed, and not decided yet."""
+
+    slot: int
+    request: Request  # its tokens, and how they are decoded
+    speculation: list[int] = field(default_factory=list)
+    source: int = EMPTY
+    q: Tensor | None = None  # [K, V] what the speculated tokens were drawn from, where that matters
+
+    @property
+    def text(self) -> list[int]:
+        """The verified tokens."""
+        return self.request.tokens
+
+    @property
+    def is_hit(self) -> bool:
+        """Whether what is in flight was prepared."""
+        return self.source == CACHE
+
+    def propose(self, tokens: Sequence[int], source: int, q: Tensor | None = None) -> None:
+        """Put a speculation in flight."""
+        self.speculation, self.source, self.q = list(tokens), source if tokens else EMPTY, q
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What somebody proposes after some texts."""
+
+    tokens: list[list[int]]  # [R][<= K]
+    q: Tensor | None = None  # [R, K, V] what they were drawn from; None: they were not drawn
+
+
+class Proposer(Protocol):
+    """Proposes tokens after texts."""
+
+    source: int  # of SOURCES
+
+    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+        """Up to `lookahead` tokens after each row's text."""
+
+
+class Rows:
+    """The rows in use, by slot."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Row] = {}
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows.values())
+
+    def get(self, slot: int) -> Row | None:
+        """The row of a slot; None for one that was never introduced."""
+        return self._rows.get(slot)
+
+    def admit(self, joined: Sequence[Joined]) -> list[Row]:
+        """Learn these rows."""
+        for one in joined:
+            assert one.slot not in self._rows, f"slot {one.slot} was admitted twice"
+            request = Request(str(one.slot), one.tokens[: one.n_prompt], one.params, one.seed)
+            request.tokens = list(one.tokens)
+            self._rows[one.slot] = Row(one.slot, request)
+        return [self._rows[one.slot] for one in joined]
+
+    def retire(self, slots: Sequence[int]) -> None:
+        """Forget these rows, those that are known."""
+        for slot in slots:
+            self._rows.pop(slot, None)
+
+    def commit(self, outcome: Outcome) -> None:
+        """Append to each text what the target accepted and put; nothing is in flight any more."""
+        facts = zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), outcome.bonus.tolist(), strict=True)
+        for slot, n_accepted, bonus in facts:
+            row = self._rows.get(slot)
+            if row is not None:
+                row.text.extend([*row.speculation[:n_accepted], bonus])
+        for row in self:
+            row.propose([], EMPTY)
+
+    def in_flight(self, slots: Sequence[int], lookahead: int, n_vocab: int) -> Speculation:
+        """What is in flight for these rows, in this order."""
+        rows = [self._rows.get(slot) for slot in slots]
+        spec = Speculation.of(
+            [row.speculation if row else [] for row in rows], lookahead, [row.source if row else EMPTY for row in rows]
+        )
+        if all(row is None or row.q is None for row in rows):
+            return spec
+        return replace(spec, q=stack_q(spec, [row.q if row else None for row in rows], n_vocab))
+
+
+def stack_q(spec: Speculation, each: Sequence[Tensor | None], n_vocab: int) -> Tensor:  # [B, N, V]
+    """The rows' q as one tensor: one-hot where a row's tokens were not drawn.
+
+    >>> import torch
+    >>> spec = Speculation.of([[1], [0]], 1, [2, 3])
+    >>> stack_q(spec, [torch.tensor([[0.5, 0.5]]), None], 2)
+    tensor([[[0.5000, 0.5000]],
+    <BLANKLINE>
+            [[1.0000, 0.0000]]])
+    """
+    dtype = next(q.dtype for q in each if q is not None)
+    out = F.one_hot(spec.tokens, n_vocab).to(dtype)
+    for b, q in enumerate(each):
+        if q is not None:
+            n = min(len(q), out.shape[1])
+            out[b, :n] = q[:n]
+    return out

@@ -1,0 +1,45 @@
+"""`saguaro compare`: one prompt, one method after the other, each token coloured by its origin; then a table.
+
+It ends with the words "identical output", or with "OUTPUT DIFFERS" and exit status 1.
+"""
+
+import sys
+
+from rich.console import Console
+
+from saguaro.config import SamplingParams
+from saguaro.errors import ConfigError
+from saguaro.serve import cli
+from saguaro.serve.entrant import Entrant, results, table, verdict
+from saguaro.serve.lineup import encoder, lineup, method_names
+from saguaro.serve.paint import Painter, legend, wants_color
+
+
+def compare(command: cli.Compare) -> int:
+    """Stream every method's output; 1 if one differs that must not."""
+    if not command.prompt:
+        raise ConfigError("there is no prompt; give --prompt TEXT")
+    params = command.sampling.params()
+    names = method_names(command.methods, command.engine.config())
+    encode, has_color = encoder([command.prompt], command.chat), wants_color(command.color)
+    with lineup(names, command.which, command.engine, params, encode, 1) as (entrants, prompts):
+        if has_color:
+            print(legend(), file=sys.stderr)
+        for entrant in entrants:
+            print(f"\n== {entrant.name}", flush=True)
+            entrant.run(_stream, entrant, prompts[0], params, has_color)
+        print()
+        Console().print(table(results(entrants)))
+    return verdict(entrants)
+
+
+def _stream(entrant: Entrant, prompt: list[int], params: SamplingParams, has_color: bool) -> list[list[int]]:
+    """Print one output as it grows; its tokens."""
+    assert entrant.llm is not None
+    tokens: list[int] = []
+    painter = Painter(entrant.llm.engine.tokenizer, prompt)
+    for delta in entrant.llm.stream(prompt, params):
+        tokens += delta.token_ids
+        print(painter.paint(delta) if has_color else delta.text, end="", flush=True)
+    print()
+    return [tokens]

@@ -1,0 +1,278 @@
+"""What the rounds of an engine amount to, and a file of them. Both observe: `engine.round.observers.append(...)`.
+
+Definitions, one for each word. A row-round is one request in one round that gave it tokens.
+
+    tokens per round    tokens / row-rounds; the round that reads the end of a prompt is one, with nothing speculated
+    acceptance          speculated tokens accepted / verified
+    ... by position     P(token i accepted | it was verified and all before it were accepted)
+    hit rate            row-rounds whose speculation came from the cache / row-rounds in question: those of a request
+                        that had a round before, whose outcome could thus have been prepared for
+    after primary       the same where the request's speculation before was itself a hit; after backup: where not
+    by k                the same by how many tokens the outcome before had accepted
+    hidden              the draft's working time (preparing, responding) in which the target was verifying
+    exposed             the rest of the draft's working time
+    round               wait for the draft + verify + overlap (drafting in the target's own thread) + rest: what lies
+                        between two rounds that have a request in common
+
+Invariant: memory does not grow with the number of rounds or requests.
+"""
+
+import json
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from saguaro.errors import ConfigError
+from saguaro.types import SOURCES, Interval, RoundEvent, RowEvent
+
+MAX_REQUESTS = 4096  # whose last outcome is remembered; whoever was not seen for longest is forgotten first
+MAX_VERIFYING = 16  # intervals in which the target verified: those of the last 8 rounds
+
+
+@dataclass
+class Rate:
+    """How often something happened of how often it could have."""
+
+    n: int = 0
+    of: int = 0
+
+    def count(self, happened: bool) -> None:
+        """Count one occasion."""
+        self.n += happened
+        self.of += 1
+
+    @property
+    def value(self) -> float | None:
+        """The share; None without an occasion."""
+        return self.n / self.of if self.of else None
+
+
+class Summary:
+    """Figures of all rounds so far. All times are seconds."""
+
+    def __init__(self) -> None:
+        self.n_rounds = self.n_row_rounds = self.n_tokens = 0
+        self.accepted = Rate()  # speculated tokens
+        self.by_position: list[Rate] = []
+        self.hits, self.hits_after_primary, self.hits_after_backup = Rate(), Rate(), Rate()
+        self.hits_by_k: dict[int, Rate] = {}
+        self.by_source = dict.fromkeys(SOURCES, 0)  # row-rounds
+        self.busy_s = self.hidden_s = 0.0  # the draft's
+        self.wait_s = self.verify_s = self.overlap_s = self.rest_s = 0.0
+        self._before: OrderedDict[str, RowEvent] = OrderedDict()  # the last row-round of each request
+        self._verifying: deque[Interval] = deque(maxlen=MAX_VERIFYING)
+        self._counted_until = float("-inf")  # the draft's time before this is counted
+        self._ended, self._together = 0.0, frozenset[str]()  # the last round: its end, its requests
+
+    def add(self, event: RoundEvent) -> None:
+        """Count a round."""
+        self.n_rounds += 1
+        for row in event.rows:
+            self._add_row(row)
+        self._add_times(event)
+        if event.draft is not None:
+            self._add_draft(event.draft.prepare)
+            self._add_draft(event.draft.respond)
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Tokens of a row-round."""
+        return self.n_tokens / self.n_row_rounds if self.n_row_rounds else None
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the verified tokens; None where nothing was speculated."""
+        return self.accepted.value
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the row-rounds in question; None where nothing was speculated."""
+        return self.hits.value if self.accepted.of else None
+
+    @property
+    def exposed_s(self) -> float:
+        """The draft's working time during which the target did not verify."""
+        return self.busy_s - self.hidden_s
+
+    @property
+    def hidden_share(self) -> float | None:
+        """Share of the draft's working time; None where it did not work."""
+        return self.hidden_s / self.busy_s if self.busy_s else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures, for JSON; what has no occasion is null, times are milliseconds per round."""
+        per_round = 1e3 / max(self.n_rounds, 1)
+        return {
+            "rounds": self.n_rounds,
+            "row_rounds": self.n_row_rounds,
+            "tokens": self.n_tokens,
+            "tokens_per_round": self.tokens_per_round,
+            "speculated": self.accepted.of,
+            "accepted": self.accepted.n,
+            "acceptance": self.acceptance,
+            "acceptance_by_position": [rate.value for rate in self.by_position],
+            "hit_rate": self.hit_rate,
+            "hit_rate_after_primary": self.hits_after_primary.value,
+            "hit_rate_after_backup": self.hits_after_backup.value,
+            "hit_rate_by_k": {str(k): self.hits_by_k[k].value for k in sorted(self.hits_by_k)},
+            "sources": {name: n / self.n_row_rounds for name, n in self.by_source.items() if n},
+            "hidden_share": self.hidden_share,
+            "draft_ms": {"hidden": self.hidden_s * per_round, "exposed": self.exposed_s * per_round},
+            "round_ms": {
+                "wait": self.wait_s * per_round,
+                "verify": self.verify_s * per_round,
+                "overlap": self.overlap_s * per_round,
+                "rest": self.rest_s * per_round,
+            },
+        }
+
+    def __str__(self) -> str:
+        """Two to four lines for a terminal."""
+        facts = self.as_dict()
+        lines = [
+            f"{self.n_rounds} rounds, {self.n_tokens} tokens, {_number(self.tokens_per_round)} per round and request"
+        ]
+        if self.accepted.of:
+            lines[0] += (
+                f"; acceptance {_number(self.acceptance)}, by position {_numbers(facts['acceptance_by_position'])}"
+            )
+            lines.append(
+                f"hit rate {_number(self.hit_rate)}: {_number(facts['hit_rate_after_primary'])} after a hit, "
+                f"{_number(facts['hit_rate_after_backup'])} after a miss; by outcome before "
+                f"{_named(facts['hit_rate_by_k'], 'k=')}; speculations from {_named(facts['sources'])}"
+            )
+        if self.busy_s:
+            draft = facts["draft_ms"]
+            lines.append(
+                f"draft {draft['hidden'] + draft['exposed']:.1f} ms a round, {_number(self.hidden_share)} of it hidden "
+                f"behind verification"
+            )
+        parts = facts["round_ms"]
+        split = " + ".join(f"{name} {ms:.1f}" for name, ms in parts.items())
+        lines.append(f"round {sum(parts.values()):.1f} ms = {split}")
+        return "\n".join(lines)
+
+    def _add_row(self, row: RowEvent) -> None:
+        self.n_row_rounds += 1
+        self.n_tokens += row.n_tokens
+        self.by_source[row.source] += 1
+        self.accepted.n += row.k
+        self.accepted.of += row.length
+        while len(self.by_position) < row.length:
+            self.by_position.append(Rate())
+        for position in range(min(row.k + 1, row.length)):
+            self.by_position[position].count(position < row.k)
+        before = self._before.pop(row.request, None)
+        if before is not None:
+            after = self.hits_after_primary if _is_hit(before) else self.hits_after_backup
+            for rate in (self.hits, after, self.hits_by_k.setdefault(before.k, Rate())):
+                rate.count(_is_hit(row))
+        if row.n_tokens > row.k:  # else the request has ended, and another may take its name
+            self._before[row.request] = row
+        if len(self._before) > MAX_REQUESTS:
+            self._before.popitem(last=False)
+
+    def _add_times(self, event: RoundEvent) -> None:
+        self.wait_s += _length(event.speculate)
+        self.verify_s += _length(event.launch) + _length(event.collect)
+        self.overlap_s += _length(event.overlap)
+        requests = frozenset(row.request for row in event.rows)
+        if requests & self._together:  # else nobody waited in between: the engine was idle
+            self.rest_s += max(0.0, event.speculate[0] - self._ended)
+        self._ended, self._together = event.collect[1], requests
+        self._verifying += (event.launch, event.collect)
+
+    def _add_draft(self, interval: Interval) -> None:
+        """Count working time once, though a draft that prepared nothing new tells of the same interval again."""
+        start, end = max(interval[0], self._counted_until), interval[1]
+        if end > start:
+            self.busy_s += end - start
+            self.hidden_s += min(end - start, sum(_common((start, end), other) for other in self._verifying))
+            self._counted_until = end
+
+
+class Recorder:
+    """Writes one JSON object per round: the fields of RoundEvent. An observer, and a context that closes the file.
+
+    Rounds are not broken off by a full disk: what went wrong with the file is raised when it is closed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = OutputFile(path)
+
+    def __call__(self, event: RoundEvent) -> None:
+        """Write a round."""
+        self._file.write(json.dumps(asdict(event)) + "\n")
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._file.close()
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class OutputFile:
+    """A text file that is opened at once, and that tells when it is closed what went wrong in between."""
+
+    def __init__(self, path: Path, keep: bool = False) -> None:
+        self._path = path
+        self._error: OSError | None = None
+        try:
+            self._file = path.open("a" if keep else "w", encoding="utf-8")
+        except OSError as e:
+            raise self._explained(e) from e
+
+    def write(self, text: str) -> None:
+        """Write, unless that failed before."""
+        if self._error is None:
+            try:
+                self._file.write(text)
+            except OSError as e:
+                self._error = e
+
+    def close(self) -> None:
+        """Close the file; raises what went wrong since it was opened."""
+        try:
+            self._file.close()
+        except OSError as e:
+            self._error = self._error or e
+        if self._error is not None:
+            raise self._explained(self._error) from self._error
+
+    def _explained(self, error: OSError) -> ConfigError:
+        return ConfigError(f"cannot write {self._path}: {error.strerror}; give a file in a folder with room for it")
+
+
+def _is_hit(row: RowEvent) -> bool:
+    return row.source == "cache"
+
+
+def _length(interval: Interval) -> float:
+    return interval[1] - interval[0]
+
+
+def _common(one: Interval, other: Interval) -> float:
+    """Seconds two intervals have in common.
+
+    >>> _common((0.0, 2.0), (1.5, 3.0)), _common((0.0, 1.0), (1.0, 2.0))
+    (0.5, 0.0)
+    """
+    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _numbers(values: Iterable[float | None]) -> str:
+    return " ".join(map(_number, values))
+
+
+def _named(values: Mapping[str, float | None], prefix: str = "") -> str:
+    return ", ".join(f"{prefix}{name} {_number(value)}" for name, value in values.items())

@@ -1,0 +1,340 @@
+"""What a target and its draft say to each other, as bytes: fixed layouts, little-endian, never pickle.
+
+Invariant: whatever bytes arrive, decoding gives a message within the limits or raises WireError, and nothing else.
+
+    header |magic 4|version 2|kind 2|sequence 8|body length 8|checksum of the body 4|checksum of the header 4|
+    body   whole numbers and floats of 8 bytes each, so that every array can be used in place; q comes last
+
+A message is answered by one with the same sequence number: settings by ready, a turn by a reply, either by failed.
+"""
+
+import dataclasses
+import enum
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from saguaro.config import DraftConfig, SamplingParams, build
+from saguaro.errors import ConfigError
+from saguaro.types import SOURCES, DraftTimes, Joined, Outcome, Speculation
+
+MAGIC, VERSION = b"SAGU", 1
+HEADER_SIZE = 32
+MAX_TEXT = 2**24  # tokens of a row, and biases: more than any context
+MAX_WORDS = 2**20  # bytes of settings, or of a failure's message
+CHECKED = (
+    2**20
+)  # bytes of a body under its checksum: all but most of a large q, which would take longer than sending it
+
+_HEADER = struct.Struct("<4sHHQQI")
+_CHECKSUM = struct.Struct("<I")
+_INT, _FLOAT = np.dtype("<i8"), np.dtype("<f8")
+_WHOLE = ("slot", "seed", "n_prompt", "n_tokens", "n_bias", "top_k")
+_RULES = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_ROW = np.dtype([(name, _INT) for name in _WHOLE] + [(name, _FLOAT) for name in _RULES])
+_Q = {0: None, 4: np.dtype("<f4"), 8: np.dtype("<f8")}  # by the number that stands for it: bytes of a probability
+
+Array = NDArray[Any]
+
+
+class WireError(Exception):
+    """Bytes that are no message, or a message that cannot be; the link takes its sender for dead."""
+
+
+class Kind(enum.IntEnum):
+    """What a message is."""
+
+    SETTINGS = 1
+    READY = 2
+    TURN = 3
+    REPLY = 4
+    FAILED = 5
+
+
+class Header(NamedTuple):
+    """What is known of a message before its body is there."""
+
+    kind: Kind
+    sequence: int
+    n_body: int
+    checksum: int
+
+
+class Message(NamedTuple):
+    """A header's facts and the body; the body belongs to whoever got it."""
+
+    kind: Kind
+    sequence: int
+    body: Array  # [n] uint8
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What numbers in a message may be."""
+
+    n_vocab: int
+    lookahead: int
+    max_rows: int
+
+    @staticmethod
+    def of(config: DraftConfig) -> "Limits":
+        """Those of a draft."""
+        return Limits(config.n_vocab, config.lookahead, config.max_rows)
+
+    @property
+    def n_turn(self) -> int:
+        """Most bytes of a turn."""
+        return 8 * (8 + self.max_rows * (8 + 3 * MAX_TEXT)) + self.max_rows * _ROW.itemsize
+
+    @property
+    def n_reply(self) -> int:
+        """Most bytes of a reply, or of a failure in its place."""
+        return max(MAX_WORDS, 8 * (8 + self.max_rows * (2 + self.lookahead * (1 + self.n_vocab))))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the target says: who left, who joined, what was decided, and for whom it wants a speculation."""
+
+    is_afresh: bool = False  # whatever was known before is to be forgotten
+    left: Sequence[int] = ()
+    joined: Sequence[Joined] = ()
+    outcome: Outcome = field(default_factory=Outcome.nothing)
+    slots: Sequence[int] = ()
+    room: Sequence[int] = ()
+
+
+# Framing
+
+
+def frame(kind: Kind, sequence: int, parts: Sequence[memoryview]) -> list[memoryview]:
+    """A message as pieces to be sent one after the other; large ones are not copied."""
+    n_body = sum(part.nbytes for part in parts)
+    head = _HEADER.pack(MAGIC, VERSION, kind, sequence, n_body, _checksum(parts))
+    return [memoryview(head + _CHECKSUM.pack(zlib.crc32(head))), *parts]
+
+
+def read_header(data: memoryview | bytes, limit: int) -> Header:
+    """The header in these bytes, of a body not longer than the limit."""
+    magic, version, kind, sequence, n_body, checksum = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise WireError(f"a message begins with {magic!r} instead of {MAGIC!r}")
+    if version != VERSION:
+        raise WireError(f"a message of version {version}; this end speaks version {VERSION}")
+    if zlib.crc32(data[: _HEADER.size]) != _CHECKSUM.unpack_from(data, _HEADER.size)[0]:
+        raise WireError("a header was damaged on its way")
+    if kind not in tuple(Kind):
+        raise WireError(f"a message of kind {kind}; the last known is {max(Kind)}")
+    if n_body > limit:
+        raise WireError(f"a body of {n_body} bytes, where at most {limit} can be meant")
+    return Header(Kind(kind), sequence, n_body, checksum)
+
+
+def read_message(header: Header, body: Array) -> Message:
+    """A header and its whole body, which arrived undamaged."""
+    if _checksum([body.data]) != header.checksum:
+        raise WireError("a body was damaged on its way")
+    return Message(header.kind, header.sequence, body)
+
+
+# Bodies
+
+
+def encode_text(text: str) -> list[memoryview]:
+    """The message of a failure."""
+    return [memoryview(text.encode(errors="replace")[:MAX_WORDS])]
+
+
+def decode_text(body: Array) -> str:
+    """The message of a failure; one cut off in the middle of a letter can still be read."""
+    return body.tobytes().decode(errors="replace")
+
+
+def encode_settings(config: DraftConfig) -> list[memoryview]:
+    """How a draft is built, as JSON."""
+    return [memoryview(json.dumps(dataclasses.asdict(config)).encode())]
+
+
+def decode_settings(body: Array) -> DraftConfig:
+    """How a draft is built."""
+    try:
+        config = build(DraftConfig, **json.loads(body.tobytes()))
+    except (ValueError, TypeError, RecursionError, ConfigError) as e:
+        raise WireError(f"these are no settings of a draft: {e}") from e
+    for name in ("n_vocab", "lookahead", "max_rows"):
+        value = getattr(config, name)
+        if type(value) is not int or not 1 <= value < 2**31:
+            raise WireError(f"{name} is {value!r}; it must be a whole number of at least 1")
+    return config
+
+
+def encode_turn(turn: Turn) -> list[memoryview]:
+    """A turn's body: counts, left, rows, their texts and biases, outcome, slots, room."""
+    rows = np.empty(len(turn.joined), _ROW)
+    texts: list[int] = []
+    biased: list[int] = []
+    biases: list[float] = []
+    for at, row in enumerate(turn.joined):
+        p = row.params
+        top_k = min(p.top_k, 2**31)  # beyond any vocabulary, whatever was asked for
+        whole = (row.slot, row.seed, row.n_prompt, len(row.tokens), len(p.logit_bias), top_k)
+        rows[at] = (*whole, *(getattr(p, name) for name in _RULES))
+        texts += row.tokens
+        biased += p.logit_bias
+        biases += p.logit_bias.values()
+    decided = [_array(t) for t in _columns(turn.outcome)]
+    counts = [turn.is_afresh, len(turn.left), len(rows), len(texts), len(biases), len(decided[0]), len(turn.slots)]
+    arrays = [_ints(counts), _ints(turn.left), rows, _ints(texts), _ints(biased), np.array(biases, _FLOAT)]
+    arrays += [*decided, _ints(turn.slots), _ints(turn.room)]
+    return [memoryview(b"".join(array.tobytes() for array in arrays))]
+
+
+def decode_turn(body: Array, limits: Limits) -> Turn:
+    """A turn in which every number is one that a target with these limits can say."""
+    reader = _Reader(body)
+    counts = reader.ints(7, "counts", 0, limits.max_rows * MAX_TEXT)
+    afresh, n_left, n_joined, n_texts, n_biases, n_decided, n_slots = counts.tolist()
+    for name, n in (("left", n_left), ("joined", n_joined), ("decided", n_decided), ("asked for", n_slots)):
+        if n > limits.max_rows:
+            raise WireError(f"{n} rows {name}, of at most {limits.max_rows}")
+    last_slot, last_token = limits.max_rows - 1, limits.n_vocab - 1
+    left = reader.ints(n_left, "slots", 0, last_slot)
+    rows = reader.take(_ROW, n_joined)
+    texts = reader.ints(n_texts, "tokens", 0, last_token)
+    biased, biases = reader.ints(n_biases, "biased tokens", 0, last_token), reader.take(_FLOAT, n_biases)
+    slots = reader.ints(n_decided, "slots", 0, last_slot)
+    length = reader.ints(n_decided, "lengths", 0, limits.lookahead)
+    n_accepted = reader.ints(n_decided, "numbers accepted", 0, limits.lookahead)
+    bonus = reader.ints(n_decided, "bonus tokens", 0, last_token)
+    if (n_accepted > length).any():
+        raise WireError("more tokens were accepted than were speculated")
+    asked, room = reader.ints(n_slots, "slots", 0, last_slot), reader.ints(n_slots, "room", 0, 2**31)
+    reader.end()
+    joined = _joined(rows, texts.tolist(), biased.tolist(), biases.tolist(), limits)
+    tensor = torch.from_numpy
+    outcome = Outcome(tensor(slots), tensor(length), tensor(n_accepted), tensor(bonus))
+    return Turn(bool(afresh), left.tolist(), joined, outcome, asked.tolist(), room.tolist())
+
+
+def encode_reply(spec: Speculation) -> list[memoryview]:
+    """A reply's body: counts, times, tokens, lengths, sources, and q as it lies in memory."""
+    n_rows, n_nodes = spec.tokens.shape
+    q = None if spec.q is None else _q(spec.q)
+    counts = _ints([n_rows, n_nodes, 0 if q is None else q.itemsize, spec.times is not None])
+    times = np.zeros(4, _FLOAT)
+    if spec.times is not None:
+        times[:] = (*spec.times.respond, *spec.times.prepare)
+    arrays = [counts, times, *(_array(t) for t in (spec.tokens, spec.length, spec.source))]
+    parts = [memoryview(b"".join(array.tobytes() for array in arrays))]
+    return parts if q is None else [*parts, q.reshape(-1).view(np.uint8).data]
+
+
+def decode_reply(body: Array, n_asked: int, limits: Limits) -> Speculation:
+    """A speculation for as many rows as were asked for; it shares the body's memory."""
+    reader = _Reader(body)
+    n_rows, n_nodes, q_kind, is_timed = reader.ints(4, "counts", 0, 2**31).tolist()
+    if n_rows != n_asked or n_nodes > limits.lookahead or q_kind not in _Q:
+        shape = f"{n_rows} rows of {n_nodes} tokens with a q of {q_kind} bytes"
+        raise WireError(f"{shape}, where {n_asked} rows of at most {limits.lookahead} tokens were asked for")
+    times = reader.take(_FLOAT, 4).tolist()
+    tokens = reader.ints(n_rows * n_nodes, "tokens", 0, limits.n_vocab - 1)
+    length = reader.ints(n_rows, "lengths", 0, n_nodes)
+    source = reader.ints(n_rows, "sources", 0, len(SOURCES) - 1)
+    q, kind = None, _Q[q_kind]
+    if kind is not None:
+        flat = reader.take(kind, n_rows * n_nodes * limits.n_vocab)
+        q = torch.from_numpy(flat.astype(kind.newbyteorder("="), copy=False)).view(n_rows, n_nodes, limits.n_vocab)
+    reader.end()
+    return Speculation(
+        tokens=torch.from_numpy(tokens).view(n_rows, n_nodes),
+        length=torch.from_numpy(length),
+        source=torch.from_numpy(source),
+        q=q,
+        times=DraftTimes((times[0], times[1]), (times[2], times[3])) if is_timed else None,
+    )
+
+
+class _Reader:
+    """Takes arrays off a body, one after the other, and never more than there is."""
+
+    def __init__(self, body: Array) -> None:
+        self._body, self._at = body, 0
+
+    def take(self, dtype: "np.dtype[Any]", n: int) -> Array:
+        """The next n items; they share the body's memory."""
+        n_bytes = n * dtype.itemsize
+        if n_bytes > len(self._body) - self._at:
+            raise WireError(f"a body of {len(self._body)} bytes ends before its {n_bytes} bytes from {self._at} on")
+        self._at += n_bytes
+        return self._body[self._at - n_bytes : self._at].view(dtype)
+
+    def ints(self, n: int, name: str, low: int, high: int) -> Array:
+        """The next n whole numbers, every one of them within low..high."""
+        array = self.take(_INT, n).astype(np.int64, copy=False)
+        if array.size and (array.min() < low or array.max() > high):
+            raise WireError(f"{name} from {array.min()} to {array.max()}; they must be within {low}..{high}")
+        return array
+
+    def end(self) -> None:
+        """Nothing is left over."""
+        if self._at != len(self._body):
+            raise WireError(f"a body of {len(self._body)} bytes says all it has to say in {self._at}")
+
+
+def _joined(rows: Array, texts: list[int], biased: list[int], biases: list[float], limits: Limits) -> list[Joined]:
+    """The rows that joined, each with its share of the texts and biases."""
+    out: list[Joined] = []
+    token = bias = 0
+    for row in rows:
+        slot, seed, n_prompt, n_tokens, n_bias, top_k = (int(row[name]) for name in _WHOLE)
+        if not (0 <= slot < limits.max_rows and seed >= 0 and 0 <= n_prompt <= n_tokens and n_bias >= 0):
+            raise WireError(f"slot {slot}, seed {seed}, {n_prompt} of {n_tokens} tokens and {n_bias} biases are no row")
+        if token + n_tokens > len(texts) or bias + n_bias > len(biases):
+            raise WireError("the rows claim more text than came with them")
+        rules: dict[str, Any] = {name: float(row[name]) for name in _RULES}
+        wishes = dict(zip(biased[bias : bias + n_bias], biases[bias : bias + n_bias], strict=True))
+        try:
+            params = SamplingParams(top_k=top_k, logit_bias=wishes, **rules)
+        except ConfigError as e:
+            raise WireError(f"a row that nobody can ask for: {e}") from e
+        out.append(Joined(slot, texts[token : token + n_tokens], n_prompt, seed, params))
+        token, bias = token + n_tokens, bias + n_bias
+    if token != len(texts) or bias != len(biases):
+        raise WireError("more text came than the rows claim")
+    return out
+
+
+def _columns(outcome: Outcome) -> tuple[Tensor, ...]:
+    return outcome.slots, outcome.length, outcome.n_accepted, outcome.bonus
+
+
+def _ints(values: Sequence[int]) -> Array:
+    return np.array(values, _INT)
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.cpu().numpy().astype(_INT, copy=False)
+
+
+def _q(q: Tensor) -> Array:
+    """What can be sent of q as it is; half floats are exact in single."""
+    plain = q if q.dtype in (torch.float32, torch.float64) else q.float()
+    array: Array = plain.detach().cpu().contiguous().numpy()
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+def _checksum(parts: Sequence[memoryview]) -> int:
+    """Of the first bytes of a body."""
+    checksum, left = 0, CHECKED
+    for part in parts:
+        checksum = zlib.crc32(part[:left], checksum)
+        left -= min(left, part.nbytes)
+    return checksum
