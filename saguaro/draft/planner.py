@@ -185,10 +185,9 @@ class Joint:
 
     def __init__(self) -> None:
         self._waiting = _Waiting()
-        lead, rank = _middles(_LEADS), torch.tensor(_RANKS, dtype=torch.float64)
-        self._accept = _Table(_curve(rank[0], lead), self.STRENGTH)
-        curve = _curve(rank[:, None], lead).flatten()
-        self._bonus = _Table(curve.repeat(len(_TRUSTS) + 2), self.STRENGTH)  # [trust or last, rank, lead]
+        self._bins = _Bins()
+        self._accept = _Table(_curve(torch.zeros(1), self._bins.leads()), self.STRENGTH)
+        self._bonus = _Table(_curve(*self._bins.bonuses()), self.STRENGTH)
 
     def __repr__(self) -> str:
         return "Joint()"
@@ -200,7 +199,7 @@ class Joint:
 
     def chance(self, ahead: Ahead) -> Tensor:  # [B, K+1, C] float64
         """P(k accepted, then this candidate), as far as is known."""
-        accept, bonus = self._accept.rate(_lead_bins(trust(ahead))), self._bonus.rate(_bonus_bins(ahead))
+        accept, bonus = self._accept.rate(self._bins.accept(ahead)), self._bonus.rate(self._bins.bonus(ahead))
         return outcome_chance(accept, bonus, ahead.length)
 
     def learn(self, outcome: Outcome) -> None:
@@ -212,8 +211,8 @@ class Joint:
         kept = self.DECAY ** is_known.sum()
         step = torch.arange(ahead.tokens.shape[1], device=k.device)
         is_tested = step < torch.minimum(k + 1, ahead.length[:, None])
-        self._accept.learn(_lead_bins(trust(ahead)), step < k, is_tested & is_known, kept)
-        self._bonus.learn(_at(_bonus_bins(ahead), known.k), known.is_bonus, known.is_left & is_known, kept)
+        self._accept.learn(self._bins.accept(ahead), step < k, is_tested & is_known, kept)
+        self._bonus.learn(_at(self._bins.bonus(ahead), known.k), known.is_bonus, known.is_left & is_known, kept)
 
 
 @dataclass(frozen=True)
@@ -272,7 +271,7 @@ class _Round(NamedTuple):
 
 
 class _Table:
-    """How often something came true, bin by bin: counts that fade, drawn toward a curve."""
+    """How often something came true, bin by bin: counts that fade, drawn toward a curve. They stay where they are."""
 
     def __init__(self, curve: Tensor, strength: float) -> None:  # [n_bins]
         self._hits, self._trials = curve * 0, curve * 0
@@ -287,44 +286,58 @@ class _Table:
         """Fade, then count what came true where it was tried."""
         self._move(bins.device)
         trials = is_trial.double().flatten()
-        self._trials = (self._trials * kept).index_add(0, bins.flatten(), trials)
-        self._hits = (self._hits * kept).index_add(0, bins.flatten(), trials * is_hit.flatten())
+        self._trials.mul_(kept).index_add_(0, bins.flatten(), trials)
+        self._hits.mul_(kept).index_add_(0, bins.flatten(), trials * is_hit.flatten())
 
     def _move(self, device: torch.device) -> None:
         self._hits, self._trials, self._curve = (x.to(device) for x in (self._hits, self._trials, self._curve))
 
 
-_LEADS = tuple(  # edges of the bins
-    sorted({sign * edge for edge in (0, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) for sign in (-1.0, 1.0)})
-)
-_TRUSTS = (0.5, 1.5, 3.0)  # the same for the rejected token, coarser
-_RANKS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # the first rank of each bin
+class _Bins:
+    """Which bin of its table a token in flight, or an alternative to it, belongs to."""
+
+    def __init__(self) -> None:
+        edges = [0, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8]
+        self._leads = torch.tensor([-edge for edge in edges[:0:-1]] + edges, dtype=torch.float64)
+        self._trusts = torch.tensor([0.5, 1.5, 3.0], dtype=torch.float64)  # of the rejected token: coarser
+        self._ranks = torch.tensor([1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
+        self._n_groups = len(self._trusts) + 2  # the last: "all accepted"
+
+    def accept(self, ahead: Ahead) -> Tensor:  # [B, K] int64
+        """By lead."""
+        self._move(ahead.scores.device)
+        return torch.bucketize(trust(ahead).double(), self._leads, right=True)
+
+    def bonus(self, ahead: Ahead) -> Tensor:  # [B, K+1, C] int64
+        """By the lead of the rejected token, rank and lead."""
+        self._move(ahead.scores.device)
+        scores = alternatives(ahead)
+        group = torch.bucketize(trust(ahead).double(), self._trusts, right=True)
+        group = torch.nn.functional.pad(group, (0, 1))
+        is_last = torch.arange(scores.shape[1], device=scores.device) == ahead.length[:, None]
+        group = torch.where(is_last, self._n_groups - 1, group)[..., None]
+        rank = torch.bucketize(ranks(scores), self._ranks, right=True)
+        lead = torch.bucketize(leads(scores).double(), self._leads, right=True)
+        return (group * (len(self._ranks) + 1) + rank) * (len(self._leads) + 1) + lead
+
+    def leads(self) -> Tensor:  # [n_bins of a lead]
+        """The middle of each bin, and 1 beyond the outer edges."""
+        padded = torch.cat([self._leads[:1] - 2, self._leads, self._leads[-1:] + 2])
+        return (padded[1:] + padded[:-1]) / 2
+
+    def bonuses(self) -> tuple[Tensor, Tensor]:  # [n_bins of a bonus] twice
+        """The first rank and the middle lead of each bin."""
+        rank, lead = torch.cat([torch.zeros(1), self._ranks]), self.leads()
+        n = self._n_groups
+        return rank.repeat_interleave(len(lead)).repeat(n), lead.repeat(len(rank) * n)
+
+    def _move(self, device: torch.device) -> None:
+        self._leads, self._trusts, self._ranks = (x.to(device) for x in (self._leads, self._trusts, self._ranks))
 
 
 def _curve(rank: Tensor, lead: Tensor) -> Tensor:
     """P(the target takes a candidate of this rank and lead), before anything is known."""
     return torch.where(rank == 0, (1.2 * lead - 0.4).sigmoid(), 0.55 * (lead / 1.2).exp().clamp(max=1) / (1 + rank))
-
-
-def _middles(edges: tuple[float, ...]) -> Tensor:
-    """The middle of every bin, and 1 beyond the first and last edge."""
-    inner = torch.tensor(edges, dtype=torch.float64)
-    padded = torch.cat([inner[:1] - 2, inner, inner[-1:] + 2])
-    return (padded[1:] + padded[:-1]) / 2
-
-
-def _lead_bins(lead: Tensor) -> Tensor:  # int64, 0..len(_LEADS)
-    return torch.bucketize(lead.contiguous(), torch.tensor(_LEADS, dtype=lead.dtype, device=lead.device), right=True)
-
-
-def _bonus_bins(ahead: Ahead) -> Tensor:  # [B, K+1, C] int64
-    scores, trusted = alternatives(ahead), trust(ahead)
-    rank = torch.bucketize(ranks(scores), torch.tensor(_RANKS, device=scores.device), right=True) - 1
-    group = torch.bucketize(trusted, torch.tensor(_TRUSTS, dtype=trusted.dtype, device=scores.device), right=True)
-    group = torch.nn.functional.pad(group, (0, 1))
-    is_last = torch.arange(scores.shape[1], device=scores.device) == ahead.length[:, None]
-    group = torch.where(is_last, len(_TRUSTS) + 1, group)[..., None]
-    return (group * len(_RANKS) + rank) * (len(_LEADS) + 1) + _lead_bins(leads(scores))
 
 
 def _at(x: Tensor, k: Tensor) -> Tensor:  # [B, K+1, C], [B] -> [B, C]

@@ -5,7 +5,6 @@ one delta with a finish reason.
 """
 
 import operator
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from saguaro.config import DraftConfig, EngineConfig, SamplingParams
 from saguaro.engine.attention import SDPAttention
 from saguaro.engine.kv import KVCache, KVPlan, plan_kv
 from saguaro.engine.pages import PagePool
+from saguaro.engine.placement import Placement, split_cores, usable_cores
 from saguaro.engine.request import Request
 from saguaro.engine.rules import Rejection, Rule, SharedNoise
 from saguaro.engine.runner import Runner
@@ -31,9 +31,11 @@ from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
 from saguaro.round import Round
 from saguaro.serve.results import Completion, Delta, Result, timings_of
 from saguaro.transport.inline import Inline
+from saguaro.transport.process import Process
 from saguaro.transport.silent import Silent
 from saguaro.types import DraftLink, FinishReason, TokenLogprobs
 
+START_SECONDS = 600.0  # for a draft to load
 CONTEXT = 4  # tokens of the prompt that the first token's text may depend on
 
 
@@ -78,6 +80,7 @@ class Engine:
             max_tokens=config.max_batch_tokens,
             lookahead=config.lookahead if self.method.drafts else 0,
         )
+        self._placement = Placement()
         self.n_known = min(tokenizer.n_vocab, spec.n_vocab)  # tokens the target can say
         link = self._link()
         runner = Runner(loaded.model, SDPAttention(KVCache(self.kv, spec, device, dtype)))
@@ -144,7 +147,8 @@ class Engine:
     def step(self) -> list[Delta]:
         """Play one round; what it added, output by output. If it breaks, every running request ends with "error"."""
         try:
-            commits = self.round.play()
+            with self._placement:
+                commits = self.round.play()
         except Exception:
             for request in list(self.scheduler.running):
                 self._fail(request)
@@ -209,7 +213,15 @@ class Engine:
         config = self._draft_config()
         if not uses_process(self.config, self.method, config.device):
             return Inline(draft_side(config, self.loaded.model))
-        return start_process(config, self.config)
+        ours, theirs = split_cores(usable_cores(), self.config.draft_threads)
+        self._placement = Placement(ours, self.config.threads or len(ours))
+        link = Process(config, threads=self.config.draft_threads, cores=theirs, timeout=self.config.draft_timeout)
+        try:
+            link.wait_ready(START_SECONDS)
+        except BaseException:
+            link.close()
+            raise
+        return link
 
     def _draft_config(self) -> DraftConfig:
         """What the draft's side must know."""
@@ -339,17 +351,7 @@ def uses_process(config: EngineConfig, method: Method, device: str) -> bool:
     """Whether the draft gets a process of its own: where it is asked for, or where it can prepare on its own cores."""
     if config.link != "auto":
         return config.link == "process"
-    return device == "cpu" and method.planner != "nothing" and n_cores() > config.draft_threads
-
-
-def n_cores() -> int:
-    """CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def start_process(config: DraftConfig, engine: EngineConfig) -> DraftLink:
-    """A draft on the last of the cores, the target on the others."""
-    raise NotImplementedError
+    return device == "cpu" and method.planner != "nothing" and len(usable_cores()) > config.draft_threads
 
 
 def build_engine(name: str, path: Path, config: EngineConfig, tokenizer: Path | None = None) -> Engine:

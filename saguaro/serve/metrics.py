@@ -6,7 +6,8 @@ Definitions, one for each word. A row-round is one request in one round that gav
     acceptance          speculated tokens accepted / verified
     ... by position     P(token i accepted | it was verified and all before it were accepted)
     hit rate            row-rounds whose speculation came from the cache / row-rounds in question: those of a request
-                        that had a round before, whose outcome could thus have been prepared for
+                        that had a round before, whose outcome could thus have been prepared for; where max_tokens
+                        leaves no room for a speculation, that counts as a miss
     after primary       the same where the request's speculation before was itself a hit; after backup: where not
     by k                the same by how many tokens the outcome before had accepted
     hidden              the draft's working time (preparing, responding) in which the target was verifying
@@ -54,6 +55,7 @@ class Summary:
 
     def __init__(self) -> None:
         self.n_rounds = self.n_row_rounds = self.n_tokens = 0
+        self.is_drafted = False  # whether anybody was asked for speculations
         self.accepted = Rate()  # speculated tokens
         self.by_position: list[Rate] = []
         self.hits, self.hits_after_primary, self.hits_after_backup = Rate(), Rate(), Rate()
@@ -73,6 +75,7 @@ class Summary:
             self._add_row(row)
         self._add_times(event)
         if event.draft is not None:
+            self.is_drafted = True
             self._add_draft(event.draft.prepare)
             self._add_draft(event.draft.respond)
 
@@ -88,8 +91,8 @@ class Summary:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the row-rounds in question; None where nothing was speculated."""
-        return self.hits.value if self.accepted.of else None
+        """Share of the row-rounds in question; None where nobody drafts."""
+        return self.hits.value if self.is_drafted else None
 
     @property
     def exposed_s(self) -> float:
@@ -114,9 +117,9 @@ class Summary:
             "acceptance": self.acceptance,
             "acceptance_by_position": [rate.value for rate in self.by_position],
             "hit_rate": self.hit_rate,
-            "hit_rate_after_primary": self.hits_after_primary.value,
-            "hit_rate_after_backup": self.hits_after_backup.value,
-            "hit_rate_by_k": {str(k): self.hits_by_k[k].value for k in sorted(self.hits_by_k)},
+            "hit_rate_after_primary": self.hits_after_primary.value if self.is_drafted else None,
+            "hit_rate_after_backup": self.hits_after_backup.value if self.is_drafted else None,
+            "hit_rate_by_k": {str(k): self.hits_by_k[k].value for k in sorted(self.hits_by_k) if self.is_drafted},
             "sources": {name: n / self.n_row_rounds for name, n in self.by_source.items() if n},
             "hidden_share": self.hidden_share,
             "draft_ms": {"hidden": self.hidden_s * per_round, "exposed": self.exposed_s * per_round},
@@ -134,7 +137,7 @@ class Summary:
         lines = [
             f"{self.n_rounds} rounds, {self.n_tokens} tokens, {_number(self.tokens_per_round)} per round and request"
         ]
-        if self.accepted.of:
+        if self.is_drafted:
             lines[0] += (
                 f"; acceptance {_number(self.acceptance)}, by position {_numbers(facts['acceptance_by_position'])}"
             )

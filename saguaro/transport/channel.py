@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from saguaro.transport.wire import (
+from saguaro.transport.frame import (
     HEADER_SIZE,
-    MAX_WORDS,
     Array,
     Header,
     Kind,
@@ -50,7 +49,7 @@ class _Writing:
 class Channel:
     """Posts and receives messages."""
 
-    def __init__(self, sock: socket.socket, limit: int = MAX_WORDS) -> None:
+    def __init__(self, sock: socket.socket, limit: int) -> None:
         """Bodies longer than the limit are refused before room is made for them."""
         sock.setblocking(False)
         self.limit = limit

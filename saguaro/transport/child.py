@@ -4,7 +4,6 @@ Invariant: it ends when this object does, or this process, in whatever way: by b
 that nobody writes to and that closes with its holder), or by being killed.
 """
 
-import contextlib
 import os
 import signal
 import socket
@@ -19,7 +18,8 @@ from typing import IO
 
 from saguaro.config import DraftConfig
 from saguaro.transport.channel import Channel
-from saguaro.transport.wire import Kind, Limits, encode_settings
+from saguaro.transport.frame import Kind
+from saguaro.transport.wire import Limits, encode_settings
 
 now = time.monotonic
 
@@ -42,7 +42,7 @@ class Child:
         finally:
             _close(link[1], life[1])
         self._life, self._output = life[0], output
-        self._end = weakref.finalize(self, _end, os.getpid(), self._popen, link[0], life[0], output)
+        self._end = weakref.finalize(self, _end, self._popen, link[0], life[0], output)
         self._kill_at: float | None = None
         self._reason: str | None = None
         self.ready_at = self.answered_at = 0.0
@@ -77,17 +77,15 @@ class Child:
 
     def is_gone(self) -> bool:
         """Whether the process has ended; a buried one that takes too long is killed."""
-        if self._popen.poll() is not None:
-            return True
-        if self._kill_at is not None and now() >= self._kill_at:
-            self._popen.kill()
-        return False
+        if not _reap(self._popen) and self._kill_at is not None and now() >= self._kill_at:
+            os.kill(self.pid, signal.SIGKILL)
+        return _reap(self._popen)
 
     def epitaph(self) -> str:
         """Why it is gone."""
         if self._reason is not None:
             return self._reason
-        code = self._popen.returncode
+        code = self._popen.returncode or 0
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         words = self._last_words()
         return f"its process ended with {how}" + (f"; its last words:\n{words}" if words else " and said nothing")
@@ -96,8 +94,7 @@ class Child:
         """Ask it to end, make it end, and reap it."""
         self.channel.close()
         if self.is_ready and not self.is_behind:  # otherwise it would not hear
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._popen.wait(GRACE)
+            _wait(self._popen, GRACE)
         self._end()
 
     def _last_words(self) -> str:
@@ -134,13 +131,31 @@ def _environment(threads: int) -> dict[str, str]:
     return env
 
 
-def _end(owner: int, popen: "subprocess.Popen[bytes]", *held: socket.socket | IO[bytes]) -> None:
-    """Kill, reap and let go; a fork of the owner lets go only."""
-    if os.getpid() == owner and popen.poll() is None:
-        popen.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that a driver holds on to must not hold on to us
-            popen.wait(10)
+def _end(popen: "subprocess.Popen[bytes]", *held: socket.socket | IO[bytes]) -> None:
+    """Kill, reap and let go; a fork of this process has no such child to reap, and lets go only."""
+    if not _reap(popen):
+        os.kill(popen.pid, signal.SIGKILL)
+        _wait(popen, 10)  # one that a driver holds on to must not hold on to us
     _close(*held)
+
+
+def _reap(popen: "subprocess.Popen[bytes]") -> bool:
+    """Whether it has ended. Popen.poll would be left locked for ever by a Ctrl-C at the wrong moment."""
+    if popen.returncode is None:
+        try:
+            pid, status = os.waitpid(popen.pid, os.WNOHANG)
+        except ChildProcessError:  # such a Ctrl-C, or another waitpid, took the status
+            popen.returncode = 0
+        else:
+            popen.returncode = os.waitstatus_to_exitcode(status) if pid else None
+    return popen.returncode is not None
+
+
+def _wait(popen: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """Wait until it has ended, but no longer than this."""
+    deadline = now() + seconds
+    while not _reap(popen) and now() < deadline:
+        time.sleep(0.002)
 
 
 def _close(*held: socket.socket | IO[bytes]) -> None:

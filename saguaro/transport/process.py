@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from saguaro.config import DraftConfig
 from saguaro.errors import DraftError
 from saguaro.transport.child import GRACE, Child
-from saguaro.transport.wire import Kind, Limits, Message, Turn, WireError, decode_reply, decode_text, encode_turn
+from saguaro.transport.frame import Kind, Message, WireError
+from saguaro.transport.wire import Limits, Turn, decode_reply, decode_text, encode_turn
 from saguaro.types import Joined, Outcome, Speculation
 
 now = time.monotonic
@@ -28,7 +29,7 @@ WORKER = (sys.executable, "-P", "-m", "saguaro.transport.worker")
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """With what a draft is waited for; all in seconds."""
+    """How long a draft is waited for; all in seconds."""
 
     behind: float = 20.0
     """Longest that a late draft may neither send nor take a byte (at least ten timeouts); then it is killed."""
@@ -61,7 +62,8 @@ class Process:
         """Start the draft, and return at once; it gets these cores (None: any) and threads."""
         self.n_starts = self.n_deaths = self.n_late = 0
         self.failure: str | None = None  # why the last draft died, until the next is ready
-        self._config, self._limits, self._timeout, self._patience = config, Limits.of(config), timeout, patience
+        self.timeout = timeout  # seconds
+        self._config, self._limits, self._patience = config, Limits.of(config), patience
         self._command, self._threads, self._cores = worker, threads, cores
         self._child: Child | None = None
         self._is_closed = self._is_in_step = self._is_afresh = False
@@ -147,7 +149,7 @@ class Process:
 
     def _ask(self, child: Child, turn: Turn) -> Speculation | None:
         """One turn and its answer; None: late or dead."""
-        channel, deadline = child.channel, now() + self._timeout
+        channel, deadline = child.channel, now() + self.timeout
         try:
             channel.post(Kind.TURN, channel.posted + 1, encode_turn(turn))
             while (message := channel.exchange()) is None:
@@ -181,7 +183,7 @@ class Process:
 
     def _listen(self, child: Child) -> None:
         """Send and take what can be, for a draft that is starting or behind; otherwise nothing should come."""
-        channel, was_ready, is_gone = child.channel, child.is_ready, child.is_gone()
+        channel, was_ready = child.channel, child.is_ready
         deadline = now() + self._patience.lull
         while (message := channel.exchange()) is None and channel.is_midway and channel.wait(deadline):
             pass
@@ -190,16 +192,16 @@ class Process:
             if not was_ready:
                 child.ready_at = child.answered_at = now()
                 self.failure = None
-        elif is_gone:
-            raise EOFError("it ended and left its socket to another process")
         elif child.is_behind and now() - channel.moved_at > self._limit(child):
             raise WireError(f"it did nothing for {self._limit(child):g} seconds")
 
     def _limit(self, child: Child) -> float:
-        return max(self._patience.behind, 10 * self._timeout) if child.is_ready else self._patience.loading
+        return max(self._patience.behind, 10 * self.timeout) if child.is_ready else self._patience.loading
 
     def _start(self) -> None:
         self.n_starts += 1
+        if self.failure is not None:
+            log.warning("the draft is started again, for the %d. time: %s", self.n_starts - 1, self.failure)
         try:
             self._child = Child(self._command, self._config, self._threads, self._cores)
         except OSError as e:
@@ -221,7 +223,6 @@ class Process:
         self._n_failures = 0 if is_settled else self._n_failures
         pause = pauses[min(self._n_failures, len(pauses) - 1)]
         self._n_failures, self._start_at, self._child = self._n_failures + 1, now() + pause, None
-        log.warning("the draft is gone and will be started again in %g seconds: %s", pause, why)
 
 
 def _check(message: Message, posted: int) -> None:

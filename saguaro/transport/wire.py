@@ -1,79 +1,33 @@
-"""What a target and its draft say to each other, as bytes: fixed layouts, little-endian, never pickle.
+"""What a target and its draft say to each other: the bodies of messages, in fixed layouts.
 
-Invariant: whatever bytes arrive, decoding gives a message within the limits or raises WireError, and nothing else.
+Invariant: whatever bytes arrive, decoding gives something within the limits or raises WireError, and nothing else.
 
-    header |magic 4|version 2|kind 2|sequence 8|body length 8|checksum of the body 4|checksum of the header 4|
-    body   whole numbers and floats of 8 bytes each, so that every array can be used in place; q comes last
-
-A message is answered by one with the same sequence number: settings by ready, a turn by a reply, either by failed.
+A body is whole numbers and floats of 8 bytes each, so that every array can be used where it lies; q comes last.
 """
 
 import dataclasses
-import enum
 import json
-import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from saguaro.config import DraftConfig, SamplingParams, build
 from saguaro.errors import ConfigError
+from saguaro.transport.frame import Array, WireError
 from saguaro.types import SOURCES, DraftTimes, Joined, Outcome, Speculation
 
-MAGIC, VERSION = b"SAGU", 1
-HEADER_SIZE = 32
 MAX_TEXT = 2**24  # tokens of a row, and biases: more than any context
 MAX_WORDS = 2**20  # bytes of settings, or of a failure's message
-CHECKED = (
-    2**20
-)  # bytes of a body under its checksum: all but most of a large q, which would take longer than sending it
 
-_HEADER = struct.Struct("<4sHHQQI")
-_CHECKSUM = struct.Struct("<I")
 _INT, _FLOAT = np.dtype("<i8"), np.dtype("<f8")
 _WHOLE = ("slot", "seed", "n_prompt", "n_tokens", "n_bias", "top_k")
 _RULES = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _ROW = np.dtype([(name, _INT) for name in _WHOLE] + [(name, _FLOAT) for name in _RULES])
 _Q = {0: None, 4: np.dtype("<f4"), 8: np.dtype("<f8")}  # by the number that stands for it: bytes of a probability
-
-Array = NDArray[Any]
-
-
-class WireError(Exception):
-    """Bytes that are no message, or a message that cannot be; the link takes its sender for dead."""
-
-
-class Kind(enum.IntEnum):
-    """What a message is."""
-
-    SETTINGS = 1
-    READY = 2
-    TURN = 3
-    REPLY = 4
-    FAILED = 5
-
-
-class Header(NamedTuple):
-    """What is known of a message before its body is there."""
-
-    kind: Kind
-    sequence: int
-    n_body: int
-    checksum: int
-
-
-class Message(NamedTuple):
-    """A header's facts and the body; the body belongs to whoever got it."""
-
-    kind: Kind
-    sequence: int
-    body: Array  # [n] uint8
 
 
 @dataclass(frozen=True)
@@ -110,42 +64,6 @@ class Turn:
     outcome: Outcome = field(default_factory=Outcome.nothing)
     slots: Sequence[int] = ()
     room: Sequence[int] = ()
-
-
-# Framing
-
-
-def frame(kind: Kind, sequence: int, parts: Sequence[memoryview]) -> list[memoryview]:
-    """A message as pieces to be sent one after the other; large ones are not copied."""
-    n_body = sum(part.nbytes for part in parts)
-    head = _HEADER.pack(MAGIC, VERSION, kind, sequence, n_body, _checksum(parts))
-    return [memoryview(head + _CHECKSUM.pack(zlib.crc32(head))), *parts]
-
-
-def read_header(data: memoryview | bytes, limit: int) -> Header:
-    """The header in these bytes, of a body not longer than the limit."""
-    magic, version, kind, sequence, n_body, checksum = _HEADER.unpack_from(data)
-    if magic != MAGIC:
-        raise WireError(f"a message begins with {magic!r} instead of {MAGIC!r}")
-    if version != VERSION:
-        raise WireError(f"a message of version {version}; this end speaks version {VERSION}")
-    if zlib.crc32(data[: _HEADER.size]) != _CHECKSUM.unpack_from(data, _HEADER.size)[0]:
-        raise WireError("a header was damaged on its way")
-    if kind not in tuple(Kind):
-        raise WireError(f"a message of kind {kind}; the last known is {max(Kind)}")
-    if n_body > limit:
-        raise WireError(f"a body of {n_body} bytes, where at most {limit} can be meant")
-    return Header(Kind(kind), sequence, n_body, checksum)
-
-
-def read_message(header: Header, body: Array) -> Message:
-    """A header and its whole body, which arrived undamaged."""
-    if _checksum([body.data]) != header.checksum:
-        raise WireError("a body was damaged on its way")
-    return Message(header.kind, header.sequence, body)
-
-
-# Bodies
 
 
 def encode_text(text: str) -> list[memoryview]:
@@ -279,8 +197,9 @@ class _Reader:
     def ints(self, n: int, name: str, low: int, high: int) -> Array:
         """The next n whole numbers, every one of them within low..high."""
         array = self.take(_INT, n).astype(np.int64, copy=False)
-        if array.size and (array.min() < low or array.max() > high):
-            raise WireError(f"{name} from {array.min()} to {array.max()}; they must be within {low}..{high}")
+        few = array.tolist() if n < 100 else [int(array.min()), int(array.max())]  # numpy is slow with few numbers
+        if few and (min(few) < low or max(few) > high):
+            raise WireError(f"{name} from {min(few)} to {max(few)}; they must be within {low}..{high}")
         return array
 
     def end(self) -> None:
@@ -329,12 +248,3 @@ def _q(q: Tensor) -> Array:
     plain = q if q.dtype in (torch.float32, torch.float64) else q.float()
     array: Array = plain.detach().cpu().contiguous().numpy()
     return array.astype(array.dtype.newbyteorder("<"), copy=False)
-
-
-def _checksum(parts: Sequence[memoryview]) -> int:
-    """Of the first bytes of a body."""
-    checksum, left = 0, CHECKED
-    for part in parts:
-        checksum = zlib.crc32(part[:left], checksum)
-        left -= min(left, part.nbytes)
-    return checksum

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 if TYPE_CHECKING:
     from saguaro.config import DraftConfig
     from saguaro.transport.channel import Channel
-    from saguaro.transport.wire import Kind, Message, Turn
+    from saguaro.transport.frame import Kind, Message
+    from saguaro.transport.wire import Turn
     from saguaro.types import Joined, Outcome, Speculation
 
 
@@ -42,6 +43,8 @@ class Side(Protocol):
 def main(arguments: Sequence[str], build_side: "Callable[[DraftConfig], Side]") -> NoReturn:
     """Be the draft until the other end closes."""
     link, life = (socket.socket(fileno=int(number)) for number in arguments[:2])
+    for one in (link, life):
+        one.set_inheritable(False)  # whoever this process starts must not keep them open
     parent, threads, cores = int(arguments[2]), int(arguments[3]), arguments[4]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process as it sees fit
     threading.Thread(target=_end_with, args=(life, parent), daemon=True).start()
@@ -59,9 +62,10 @@ def serve(link: socket.socket, build_side: "Callable[[DraftConfig], Side]") -> i
     """Build the draft's side and answer turns until the other end closes; the exit status."""
     from saguaro.errors import SaguaroError
     from saguaro.transport.channel import Channel
-    from saguaro.transport.wire import Kind, WireError, encode_text
+    from saguaro.transport.frame import Kind, WireError
+    from saguaro.transport.wire import MAX_WORDS, encode_text
 
-    channel = Channel(link)
+    channel = Channel(link, MAX_WORDS)
     try:
         _answer(channel, build_side)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -70,17 +74,17 @@ def serve(link: socket.socket, build_side: "Callable[[DraftConfig], Side]") -> i
         traceback.print_exc()
         return 1  # who cannot be understood is not answered
     except Exception as e:
-        is_known = isinstance(e, SaguaroError)
-        if not is_known:
-            traceback.print_exc()
-        _send(channel, Kind.FAILED, encode_text(str(e) if is_known else f"{type(e).__name__}: {e}"))
+        traceback.print_exc()  # the link shows it if the message does not get through
+        text = str(e) if isinstance(e, SaguaroError) else f"{type(e).__name__}: {e}"
+        _send(channel, Kind.FAILED, encode_text(text))
         return 1
     raise AssertionError("turns ended by themselves")
 
 
 def _answer(channel: "Channel", build_side: "Callable[[DraftConfig], Side]") -> None:
     """Settings first, then turns for ever: respond, and prepare while the target verifies."""
-    from saguaro.transport.wire import Kind, Limits, decode_settings, decode_turn, encode_reply
+    from saguaro.transport.frame import Kind
+    from saguaro.transport.wire import Limits, decode_settings, decode_turn, encode_reply
 
     config = decode_settings(_next(channel, Kind.SETTINGS).body)
     limits = Limits.of(config)
@@ -108,7 +112,7 @@ def _introduce(side: Side, turn: "Turn", known: set[int]) -> None:
 
 def _next(channel: "Channel", kind: "Kind") -> "Message":
     """Wait for the next message, which is of this kind and in order."""
-    from saguaro.transport.wire import WireError
+    from saguaro.transport.frame import WireError
 
     before = channel.received
     while (message := channel.receive()) is None:

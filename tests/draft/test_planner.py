@@ -34,6 +34,12 @@ def flight(n_rows: int = 1, K: int = 3, gap: float = 1.0, C: int = 8, is_primary
     return Ahead(torch.arange(n_rows), tokens, length, candidates, scores, torch.full((n_rows,), is_primary))
 
 
+def shorter(ahead: Ahead, length: int) -> Ahead:
+    """The same rows with fewer tokens in flight."""
+    is_beyond = torch.arange(ahead.tokens.shape[1]) >= length
+    return replace(ahead, length=torch.full_like(ahead.length, length), tokens=ahead.tokens.masked_fill(is_beyond, 0))
+
+
 def outcome(slots: list[int], length: list[int], k: list[int], bonus: list[int]) -> Outcome:
     return Outcome(torch.tensor(slots), torch.tensor(length), torch.tensor(k), torch.tensor(bonus))
 
@@ -94,7 +100,7 @@ def test_what_the_simple_ones_plan(name: str, expected: list[tuple[int, int]]) -
 
 
 def test_a_short_speculation_is_all_accepted_at_its_own_length() -> None:
-    ahead = replace(flight(), length=torch.tensor([1]), tokens=torch.tensor([[10, 0, 0]]))
+    ahead = shorter(flight(), 1)
     assert outcomes(Last(1).plan(ahead, 4), 0) == [(1, 10)]
     assert outcomes(FanOut("uniform").plan(ahead, 4), 0) == [(0, 11), (1, 10), (0, 12), (1, 11)]
     assert max(k for k, _ in outcomes(Joint().plan(ahead, 4), 0)) == 1
@@ -121,6 +127,9 @@ def test_lists_follow_the_outcomes_after_primary_and_backup_apart(kind: Kind) ->
     short = planner.lists()[1, 1].tolist()  # length 1: the last k is 1
     assert short[1] > short[0]
     assert short[2:] == [0, 0]
+    both = replace(flight(2), is_primary=torch.tensor([True, False]))
+    planned = planner.plan(both, 12)
+    assert [[k for k, _ in outcomes(planned, b)].count(3) for b in range(2)] == [min(8, primary[3]), backup[3]]
 
 
 def test_the_general_list_knows_where_one_candidate_is_enough() -> None:
@@ -131,6 +140,31 @@ def test_the_general_list_knows_where_one_candidate_is_enough() -> None:
     planner.plan(flight(), 8)
     first, *_, last = planner.lists()[1, 3].tolist()
     assert last < first
+
+
+def test_a_short_speculation_teaches_the_general_list_no_rejection() -> None:
+    planner = FanOut("general")
+    teach(planner, shorter(flight(8), 1), k=1, bonus=10)
+    planner.plan(flight(), 8)
+    _, second, _, last = planner.lists()[1, 3].tolist()
+    assert last > second  # the second token was never tested
+
+
+@pytest.mark.parametrize("accepted", [1, 3])
+def test_all_accepted_is_the_same_at_any_length(accepted: int) -> None:
+    """Rejected at 0: any of six; all accepted, at whatever length: always the first candidate."""
+    planner, full = FanOut("general"), flight(8)
+    for bonus in (11, 12, 13, 14, 15, 16):
+        teach(planner, full, k=0, bonus=bonus, times=8)
+        teach(planner, shorter(full, accepted), k=accepted, bonus=10, times=8)
+    planner.plan(full, 8)
+    for length in (1, 2, 3):
+        of = planner.lists()[1, length].tolist()
+        assert of[0] == 6
+        assert of[length] <= 2
+    _, h = planner._fit_tables(planner._rounds[1], 3, 8)
+    assert float(h[3, 1]) > 0.9
+    assert float(h[1, 1]) < 0.4
 
 
 def test_the_lists_are_refitted_now_and_then_and_forget() -> None:
@@ -186,11 +220,21 @@ def test_joint_learns_the_outcome_that_comes(k: int, bonus: int) -> None:
 
 def test_joint_tells_a_rejection_from_full_acceptance() -> None:
     """The second alternative after a rejection says nothing about the second candidate after the last token."""
-    planner, ahead = Joint(), flight(4, K=1)
+    planner, ahead = Joint(), flight(4, K=1, gap=0.3)
     before = planner.chance(ahead)[0, 1]
     teach(planner, ahead, k=0, bonus=12)
     reached = planner.chance(ahead)[0, 1]
     assert torch.allclose(reached / reached.sum(), before / before.sum())
+
+
+def test_joint_tells_a_sure_token_from_a_doubtful_one() -> None:
+    """The same alternatives after the rejection of a token that led by little, and of one that led by far."""
+    planner, little, far = Joint(), flight(4, K=1), flight(4, K=1)
+    little.scores[:, 0, 0] -= 0.8
+    far.scores[:, 0, 0] += 3
+    teach(planner, little, k=0, bonus=11)
+    teach(planner, far, k=0, bonus=13)
+    assert [int(planner.chance(ahead)[0, 0].argmax()) + 10 for ahead in (little, far)] == [11, 13]
 
 
 def test_a_bonus_that_is_no_candidate_lowers_them_all() -> None:
@@ -234,6 +278,20 @@ def test_only_what_was_planned_for_is_learnt_and_only_once(name: str) -> None:
         assert torch.allclose(planner.chance(ahead), same.chance(ahead), rtol=1e-2)
     if isinstance(planner, FanOut) and isinstance(same, FanOut):
         assert planner.lists().equal(same.lists())
+
+
+def test_an_outcome_longer_than_what_was_in_flight_is_of_something_else() -> None:
+    planner, ahead = Joint(), flight()
+    before = planner.chance(ahead)
+    teach(planner, ahead, k=2, bonus=11, length=5)
+    assert planner.chance(ahead).equal(before)
+
+
+def test_nothing_is_learnt_beyond_the_length() -> None:
+    planner, doubtful = Joint(), flight(gap=0.1)
+    before = planner.chance(doubtful)
+    teach(planner, shorter(flight(gap=4.0), 1), k=1, bonus=10)
+    assert planner.chance(doubtful)[0, :3].equal(before[0, :3])
 
 
 def test_joint_forgets() -> None:

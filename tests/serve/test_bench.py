@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,26 @@ def test_compare_says_so_if_outputs_differ(
     monkeypatch.setattr(compare, "_stream", lambda entrant, *_: [[1] if entrant.name == "ar" else [2]])
     assert cli.run(cli.parse(["compare", *pair, "--prompt", "x", "--methods", "ngram"])) == 1
     assert "OUTPUT DIFFERS" in capsys.readouterr().out
+
+
+def test_runs_are_interleaved_in_an_order_that_rotates() -> None:
+    order: list[tuple[str, int, int | None]] = []
+
+    def runner(name: str) -> bench.Run:
+        def run(prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+            order.extend((name, prompt[0], own.seed) for prompt, own in zip(prompts, params, strict=True))
+            return [[prompt[0]] for prompt in prompts]
+
+        return run
+
+    entrants = [Entrant(name, None, True) for name in "xy"]
+    params = bench._seeded(SamplingParams(seed=5), 3)
+    bench._measure(entrants, {name: runner(name) for name in "xy"}, [[0], [1], [2]], params, batch=2)
+    seeds = [own.seed for own in params]
+    asked = [("x", 0), ("x", 1), ("y", 0), ("y", 1), ("y", 2), ("x", 2)]
+    assert order == [(name, prompt, seeds[prompt]) for name, prompt in asked]
+    assert len(set(seeds)) == 3
+    assert entrants[0].outputs == entrants[1].outputs == [[0], [1], [2]]
 
 
 def test_results_of_known_runs() -> None:

@@ -54,6 +54,21 @@ def test_generate_streams_text_and_reports_metrics(tiny: str) -> None:
     assert done.stdout == line["text"] + "\n"
 
 
+def test_generate_writes_rounds_and_colours_without_changing_the_text(tiny: str, tmp_path: Path) -> None:
+    record, trace = tmp_path / "rounds.jsonl", tmp_path / "trace.json"
+    args = ["generate", "--model", tiny, "--prompt", "the the the the", "--max-tokens", "12", "--temperature", "0"]
+    args += ["--method", "ngram", "--metrics", "--ignore-eos"]
+    done = saguaro(*args, "--color", "always", "--record", str(record), "--trace", str(trace))
+    assert done.returncode == 0, done.stderr
+    assert "just in time" in done.stderr
+    assert "hit rate" in done.stderr
+    rounds = [json.loads(line) for line in record.read_text().splitlines()]
+    assert sum(row["n_tokens"] for one in rounds for row in one["rows"]) == 12
+    names = [entry["name"] for entry in json.loads(trace.read_text())["traceEvents"]]
+    assert names.count("launch") == names.count("respond") == len(rounds)
+    assert done.stdout.replace("\x1b[33m", "").replace("\x1b[0m", "") == saguaro(*args).stdout
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -63,6 +78,9 @@ def test_generate_streams_text_and_reports_metrics(tiny: str) -> None:
         (["generate", "--prompt", "x", "--model", "/no/such"], "'/no/such' is no folder"),
         (["generate", "--prompts", "/no/such.jsonl"], "cannot read prompts from /no/such.jsonl"),
         (["generate", "--prompt", "x", "--top-p", "zero"], "zero"),
+        (["generate", "--prompt", "x", "--record", "/no/such/file"], "cannot write /no/such/file: No such file"),
+        (["bench", "--methods", "ssd"], "method ssd needs a draft model and none is given; pass draft (--draft)"),
+        (["compare", "--draft", "drop:1"], "there is no prompt; give --prompt TEXT"),
         (["info", "--kv-memory", "lots"], "kv_memory is 'lots'; write a size such as 512MiB"),
         (["generate", "--promt", "x"], "--prompt"),
     ],
@@ -105,12 +123,14 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(default_folder: Path) -> None:
         assert terminal.process.wait(timeout=60) == 0
 
 
-def test_chat_reads_a_pipe_to_its_end(tiny: str) -> None:
-    args = [*SAGUARO, "chat", "--model", tiny, "--max-tokens", "4"]
+def test_chat_reads_a_pipe_to_its_end(tiny: str, tmp_path: Path) -> None:
+    record = tmp_path / "rounds.jsonl"
+    args = [*SAGUARO, "chat", "--model", tiny, "--max-tokens", "4", "--record", str(record)]
     done = subprocess.run(args, input="the\n/nonsense\n/reset\nthe\n", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "/nonsense is no command" in done.stderr
     assert "Forgotten" in done.stderr
+    assert len(record.read_text().splitlines()) >= 2
 
 
 def test_a_full_context_drops_the_oldest_turns(tiny: str) -> None:

@@ -12,6 +12,8 @@ import torch
 
 from saguaro.config import DraftConfig
 from saguaro.errors import ConfigError
+from saguaro.transport.frame import Kind, frame
+from saguaro.transport.wire import encode_reply
 from saguaro.types import SCRIPT, DraftTimes, Joined, Outcome, Speculation
 
 
@@ -65,14 +67,14 @@ class Echo:
         self.proposed |= dict(zip(slots, tokens, strict=True))
         spec = Speculation.of(tokens, self.config.lookahead, [SCRIPT] * len(slots))
         q = q_of(spec.tokens, self.config.n_vocab) if "q" in self.switches else None
-        times = DraftTimes((began, time.perf_counter()), (float(self.n_prepared), 0.0))
+        times = DraftTimes((began, time.perf_counter()), (float(self.n_prepared), float(len(self.rows))))
         return Speculation(spec.tokens, spec.length, spec.source, q, times)
 
     def prepare(self, is_late: Callable[[], bool] = lambda: True) -> None:
         """Count; and under "linger" go on until the next turn is there, which is the only way out."""
         self.n_prepared += 1
         while "linger" in self.switches and not is_late():
-            pass
+            time.sleep(0.0005)
 
     def _propose(self, slot: int, n: int) -> list[int]:
         if "threads" in self.switches:
@@ -88,3 +90,5 @@ class Echo:
             raise RuntimeError("the draft lost its thread")
         if self.n_turns == self.switches.get("garbage"):
             os.write(int(sys.argv[1]), b"what the target cannot understand")
+        if self.n_turns == self.switches.get("stale"):
+            os.write(int(sys.argv[1]), b"".join(frame(Kind.REPLY, 99, encode_reply(Speculation.empty(0)))))

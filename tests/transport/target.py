@@ -65,7 +65,7 @@ class Target:
         self.link, self.random, self.n_vocab, self.n_prompt = link, random.Random(seed), n_vocab, n_prompt
         self.rows: dict[int, Joined] = {}
         self.texts: dict[int, list[int]] = {}
-        self.left: list[int] = []
+        self.left = list(range(ROWS))  # whoever had the link before
         self.joined: list[int] = []
         self.outcome = Outcome.nothing()
         self.n_fresh = self.n_spoken = 0

@@ -7,7 +7,7 @@ import pytest
 
 from saguaro.round import DraftSide
 from saguaro.transport.inline import Inline
-from saguaro.types import DraftLink, Outcome
+from saguaro.types import DraftLink, Joined, Outcome
 from tests.transport.echo import Echo
 from tests.transport.target import AGES, ROWS, K, Target, draft_config, start
 
@@ -28,7 +28,6 @@ def link(request: pytest.FixtureRequest) -> Iterator[DraftLink]:
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_come_and_go_and_every_speculation_is_the_drafts(link: DraftLink, seed: int) -> None:
     link.is_fresh()
-    link.retire(range(ROWS))
     target = Target(link, seed)
     for _ in range(200):
         target.play()
@@ -40,7 +39,6 @@ def test_rows_come_and_go_and_every_speculation_is_the_drafts(link: DraftLink, s
 def test_a_round_that_broke_off_is_made_good(link: DraftLink) -> None:
     """As Round does: whatever was said is taken back by introducing everybody anew."""
     link.is_fresh()
-    link.retire(range(ROWS))
     target = Target(link, 3)
     for n in range(60):
         target.play()
@@ -48,14 +46,16 @@ def test_a_round_that_broke_off_is_made_good(link: DraftLink) -> None:
             slots = sorted(target.rows)
             link.speculate(target.outcome, slots, [K] * len(slots))
             target.introduce_all()
-        if n % 5 == 0:  # an introduction that no turn follows
-            link.retire(target.left)
-            link.admit([])
-    assert target.n_spoken == 60
+        for slot in set(range(ROWS)) - set(target.rows):  # an introduction that no turn follows
+            link.admit([Joined(slot, [1])])
+            link.retire([slot])
+        times = target.play().times
+        assert times is not None
+        assert times.prepare[1] == len(target.rows), "rows known"
+    assert target.n_spoken == 120
 
 
 def test_nothing_asked_nothing_said(link: DraftLink) -> None:
     link.is_fresh()
-    link.retire(range(ROWS))
     assert link.speculate(Outcome.nothing(), [], []).length.tolist() == []
     link.overlap()

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saguaro.config import SamplingParams
-from saguaro.transport import wire
+from saguaro.transport import frame, wire
 from saguaro.transport.channel import Channel
-from saguaro.transport.wire import Kind, Limits, Message, Turn, WireError
+from saguaro.transport.frame import Array, Kind, Message, WireError
+from saguaro.transport.wire import MAX_WORDS, Limits, Turn
 from saguaro.types import SOURCES, DraftTimes, Joined, Outcome, Speculation
 from tests.transport.target import draft_config
 
@@ -71,7 +72,7 @@ def speculations(draw: st.DrawFn) -> Speculation:
     return Speculation(tokens, length, source, q, draw(st.none() | st.builds(DraftTimes, interval, interval)))
 
 
-def body(parts: list[memoryview]) -> wire.Array:
+def body(parts: list[memoryview]) -> Array:
     """What the other end gets."""
     return np.frombuffer(bytearray(b"".join(parts)), np.uint8)
 
@@ -137,7 +138,7 @@ def test_other_settings_are_refused(text: str) -> None:
 
 def test_a_failure_is_text_however_it_was_cut() -> None:
     assert wire.decode_text(body(wire.encode_text("ümlaut \udc80"))) == "ümlaut ?"
-    assert len(wire.decode_text(body(wire.encode_text("ü" * wire.MAX_WORDS)))) <= wire.MAX_WORDS
+    assert len(wire.decode_text(body(wire.encode_text("ü" * MAX_WORDS)))) <= MAX_WORDS
 
 
 TURN = Turn(
@@ -150,7 +151,7 @@ TURN = Turn(
 SPEC = replace(Speculation.of([[1, 2], [3]], K, [2, 3]), q=torch.rand(2, K, V))
 
 
-def messages() -> Iterator[tuple[str, Kind, list[memoryview], Callable[[wire.Array], object]]]:
+def messages() -> Iterator[tuple[str, Kind, list[memoryview], Callable[[Array], object]]]:
     """One message of each kind, and how its body is read."""
     yield "turn", Kind.TURN, wire.encode_turn(TURN), lambda b: wire.decode_turn(b, LIMITS)
     yield "reply", Kind.REPLY, wire.encode_reply(SPEC), lambda b: wire.decode_reply(b, 2, LIMITS)
@@ -173,30 +174,28 @@ def arrive(data: bytes) -> Message | None:
 class TestDamage:
     """Every message, damaged in every place."""
 
-    def test_whole(self, kind: Kind, parts: list[memoryview], read: Callable[[wire.Array], object]) -> None:
-        message = arrive(b"".join(wire.frame(kind, 9, parts)))
+    def test_whole(self, kind: Kind, parts: list[memoryview], read: Callable[[Array], object]) -> None:
+        message = arrive(b"".join(frame.frame(kind, 9, parts)))
         assert message is not None
         assert message[:2] == (kind, 9)
         assert message.body.tobytes() == b"".join(parts)
         read(message.body)
 
-    def test_cut_off_anywhere(self, kind: Kind, parts: list[memoryview], read: Callable[[wire.Array], object]) -> None:
-        data = b"".join(wire.frame(kind, 9, parts))
+    def test_cut_off_anywhere(self, kind: Kind, parts: list[memoryview], read: Callable[[Array], object]) -> None:
+        data = b"".join(frame.frame(kind, 9, parts))
         for n in range(len(data)):
             with pytest.raises(EOFError):
                 arrive(data[:n])
 
-    def test_changed_anywhere(self, kind: Kind, parts: list[memoryview], read: Callable[[wire.Array], object]) -> None:
-        data = b"".join(wire.frame(kind, 9, parts))
+    def test_changed_anywhere(self, kind: Kind, parts: list[memoryview], read: Callable[[Array], object]) -> None:
+        data = b"".join(frame.frame(kind, 9, parts))
         for at in range(len(data)):
             for change in (1, 0x80, 0xFF):
                 damaged = data[:at] + bytes([data[at] ^ change]) + data[at + 1 :]
                 with pytest.raises(WireError):
                     arrive(damaged)
 
-    def test_a_body_cut_or_grown(
-        self, kind: Kind, parts: list[memoryview], read: Callable[[wire.Array], object]
-    ) -> None:
+    def test_a_body_cut_or_grown(self, kind: Kind, parts: list[memoryview], read: Callable[[Array], object]) -> None:
         """By a sender that counts well and says nonsense."""
         if kind in (Kind.READY, Kind.FAILED):
             return
@@ -294,15 +293,15 @@ def test_an_impossible_reply_is_refused(spec: Speculation) -> None:
 def test_a_body_beyond_the_limit_is_refused_before_it_is_awaited() -> None:
     sender, receiver = socket.socketpair()
     with sender, receiver:
-        sender.sendall(wire.frame(Kind.FAILED, 1, wire.encode_text("x" * 100))[0])
+        sender.sendall(frame.frame(Kind.FAILED, 1, wire.encode_text("x" * 100))[0])
         with pytest.raises(WireError, match="100 bytes, where at most 99"):
             Channel(receiver, limit=99).receive()
 
 
 def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(wire, "VERSION", 2)
-        data = b"".join(wire.frame(Kind.READY, 1, []))
+        patch.setattr(frame, "VERSION", 2)
+        data = b"".join(frame.frame(Kind.READY, 1, []))
     with pytest.raises(WireError, match="version 2; this end speaks version 1"):
         arrive(data)
 
@@ -311,7 +310,7 @@ def test_messages_larger_than_the_socket_go_through_piece_by_piece() -> None:
     """Both ends only ever do what they can do at once."""
     ends = socket.socketpair()
     with ends[0], ends[1]:
-        sender, receiver = Channel(ends[0]), Channel(ends[1], limit=10**8)
+        sender, receiver = Channel(ends[0], limit=0), Channel(ends[1], limit=10**8)
         payload = np.random.default_rng(0).integers(0, 256, 10**7, np.uint8)
         sender.post(Kind.REPLY, 3, [payload.data])
         n_steps, message = 0, None
@@ -340,9 +339,9 @@ def test_a_channel_that_lost_count_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 
     sender, plain = socket.socketpair()
     with sender, Interrupting(fileno=plain.detach()) as receiver:
-        channel = Channel(receiver)
+        channel = Channel(receiver, limit=0)
         receiver.is_armed = True
-        sender.sendall(b"".join(wire.frame(Kind.READY, 1, [])))
+        sender.sendall(b"".join(frame.frame(Kind.READY, 1, [])))
         with pytest.raises(KeyboardInterrupt):
             channel.receive()
         receiver.is_armed = False

@@ -1,0 +1,96 @@
+"""Messages as bytes, whatever is in them: a header, then a body. Little-endian, never pickle.
+
+Invariant: bytes that are not a whole, undamaged message of a possible length are refused, and the length is known to be
+right before anybody waits for it.
+
+    |magic 4|version 2|kind 2|sequence 8|body length 8|checksum of the body 4|checksum of the header 4|body ...|
+
+A message is answered by one with the same sequence number: settings by ready, a turn by a reply, either by failed.
+"""
+
+import enum
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+MAGIC, VERSION = b"SAGU", 1
+HEADER_SIZE = 32
+CHECKED = 2**20  # bytes of a body under its checksum; of a large q the rest is not, for that would take too long
+
+_HEADER = struct.Struct("<4sHHQQI")
+_CHECKSUM = struct.Struct("<I")
+
+Array = NDArray[Any]
+
+
+class WireError(Exception):
+    """Bytes that are no message, or a message that cannot be; the link takes its sender for dead."""
+
+
+class Kind(enum.IntEnum):
+    """What a message is."""
+
+    SETTINGS = 1
+    READY = 2
+    TURN = 3
+    REPLY = 4
+    FAILED = 5
+
+
+class Header(NamedTuple):
+    """What is known of a message before its body is there."""
+
+    kind: Kind
+    sequence: int
+    n_body: int
+    checksum: int
+
+
+class Message(NamedTuple):
+    """A header's facts and the body; the body belongs to whoever got it."""
+
+    kind: Kind
+    sequence: int
+    body: Array  # [n] uint8
+
+
+def frame(kind: Kind, sequence: int, parts: Sequence[memoryview]) -> list[memoryview]:
+    """A message as pieces to be sent one after the other; large ones are not copied."""
+    n_body = sum(part.nbytes for part in parts)
+    head = _HEADER.pack(MAGIC, VERSION, kind, sequence, n_body, _checksum(parts))
+    return [memoryview(head + _CHECKSUM.pack(zlib.crc32(head))), *parts]
+
+
+def read_header(data: memoryview | bytes, limit: int) -> Header:
+    """The header in these bytes, of a body not longer than the limit."""
+    magic, version, kind, sequence, n_body, checksum = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise WireError(f"a message begins with {magic!r} instead of {MAGIC!r}")
+    if version != VERSION:
+        raise WireError(f"a message of version {version}; this end speaks version {VERSION}")
+    if zlib.crc32(data[: _HEADER.size]) != _CHECKSUM.unpack_from(data, _HEADER.size)[0]:
+        raise WireError("a header was damaged on its way")
+    if kind not in tuple(Kind):
+        raise WireError(f"a message of kind {kind}; the last known is {max(Kind)}")
+    if n_body > limit:
+        raise WireError(f"a body of {n_body} bytes, where at most {limit} can be meant")
+    return Header(Kind(kind), sequence, n_body, checksum)
+
+
+def read_message(header: Header, body: Array) -> Message:
+    """A header and its whole body, which arrived undamaged."""
+    if _checksum([body.data]) != header.checksum:
+        raise WireError("a body was damaged on its way")
+    return Message(header.kind, header.sequence, body)
+
+
+def _checksum(parts: Sequence[memoryview]) -> int:
+    """Of the first bytes of a body."""
+    checksum, left = 0, CHECKED
+    for part in parts:
+        checksum = zlib.crc32(part[:left], checksum)
+        left -= min(left, part.nbytes)
+    return checksum

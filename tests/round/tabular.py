@@ -1,0 +1,458 @@
+"""The real loop on models that are tables, with every random number enumerated.
+
+A model here is a table: the law of the next token given the last one and its position, in float64. Everything else is
+the engine's own: scheduler, verifier, round, link, draft's side, page pools, branches, cache, planners, fallbacks.
+
+Randomness is replaced by `Chance`. The noise of a (stream, seed, position) is a number u in [0, 1) of which only an
+interval is known, at first all of it. A draw from a law cuts that interval at the law's cumulative sums and goes on
+with one of the pieces; the others are other paths:
+
+    u           0 |--------------------------------------| 1
+    target's p    |-- token 0 --|------- token 1 --------|
+    draft's q     |------- token 1 ------|--- token 2 ---|      the same u: they agree on one piece of three
+    pieces        |-------------|--------|---------------|
+
+So noise that is shared is shared, and noise that is used a second time for something else is seen in the law.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from saguaro import methods
+from saguaro.algo import sampling
+from saguaro.algo.planning import Ahead, Planned
+from saguaro.algo.sampling import Rules
+from saguaro.config import DraftConfig, SamplingParams
+from saguaro.draft import fallback
+from saguaro.draft.model import ModelDrafter
+from saguaro.engine.attention import SDPAttention
+from saguaro.engine.kv import KVCache, KVPlan
+from saguaro.engine.pages import PagePool
+from saguaro.engine.request import Request
+from saguaro.engine.rules import Rejection, Rule, SharedNoise
+from saguaro.engine.runner import Runner
+from saguaro.engine.sampler import Sampler
+from saguaro.engine.scheduler import Commit, Scheduler
+from saguaro.engine.verifier import Pending, Verifier
+from saguaro.methods import METHODS, Method
+from saguaro.model.spec import ModelSpec, Rope
+from saguaro.model.transformer import Transformer
+from saguaro.round import DraftSide, Round
+from saguaro.transport.inline import Inline
+from saguaro.transport.silent import Silent
+from saguaro.types import DraftLink, Outcome
+
+T = TypeVar("T")
+Text = tuple[int, ...]
+
+CPU = torch.device("cpu")
+N_POSITIONS = 32
+PROMPT = [0]
+EPSILON = 1e-14  # a piece shorter than this is rounding
+RULES: dict[str, Callable[[Sampler], Rule]] = {"shared": SharedNoise, "rejection": Rejection}
+
+
+class Tabular:
+    """A model that is a table; it has what Runner and ModelDrafter use of a Transformer."""
+
+    def __init__(self, law: Tensor) -> None:  # [N_POSITIONS, V, V]: position and token before -> law of the next
+        self.law, self._logits = law, law.log()
+        self.spec = ModelSpec(
+            architecture="LlamaForCausalLM",
+            n_layers=1,
+            hidden=2,
+            n_heads=1,
+            n_kv_heads=1,
+            head_dim=2,
+            intermediate=2,
+            n_vocab=law.shape[-1],
+            norm_eps=1e-6,
+            max_length=N_POSITIONS,
+            rope=Rope(theta=100.0),
+            is_tied=False,
+            has_qkv_bias=False,
+            has_output_bias=False,
+            has_mlp_bias=False,
+            has_qk_norm=False,
+            eos_ids=(),
+        )
+        self.device, self.dtype = CPU, torch.float64
+
+    def __call__(self, tokens: Tensor, positions: Tensor, attention: Any) -> Tensor:  # [T], [T] -> [T, V]
+        """The hidden state after a token is its row."""
+        return self._logits[positions, tokens]
+
+    def logits(self, hidden: Tensor) -> Tensor:  # [L, V]
+        """A copy, for whoever shapes it."""
+        return hidden.clone()
+
+    def as_model(self) -> Transformer:
+        """Under the name that the engine knows."""
+        return cast(Transformer, self)
+
+
+def new_law(seed: int, n_vocab: int = 3, width: int = 2) -> Tensor:  # [N_POSITIONS, V, V]
+    """Laws of `width` possible tokens, different at every position and after every token."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (N_POSITIONS, n_vocab, n_vocab)
+    possible = torch.rand(shape, generator=generator).argsort(-1) < width
+    parts = torch.randint(1, 8, shape, generator=generator) * possible
+    return parts.double() / parts.sum(-1, keepdim=True)
+
+
+def draft_of(target: Tensor, seed: int, n_sure: int = N_POSITIONS) -> Tensor:  # [N_POSITIONS, V, V]
+    """A draft of this target: mostly the same tokens are possible, with other probabilities.
+
+    From position n_sure on it is sure of itself: what nobody will read needs no paths.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    other = new_law(seed + 1000, target.shape[-1])
+    parts = torch.randint(1, 8, target.shape, generator=generator) * (target > 0)
+    is_alike = torch.rand(target.shape[:2], generator=generator) < 0.7
+    law = torch.where(is_alike[..., None], parts.double() / parts.sum(-1, keepdim=True), other)
+    law[n_sure:] = torch.nn.functional.one_hot(law[n_sure:].argmax(-1), target.shape[-1]).double()
+    return law
+
+
+Shape = Callable[[Tensor, Text], Tensor]  # a row of the table and the output before -> the law the request asks for
+
+
+def text_law(law: Tensor, max_tokens: int, shape: Shape | None = None, stop: int = -1) -> dict[Text, float]:
+    """The law of the output: the product of the table's rows, up to the token that ends it."""
+    texts: dict[Text, float] = {(): 1.0}
+    for _ in range(max_tokens):
+        longer: dict[Text, float] = {}
+        for text, chance in texts.items():
+            if text and text[-1] == stop:
+                longer[text] = chance
+                continue
+            full = (*PROMPT, *text)
+            row = law[len(full) - 1, full[-1]]
+            for token, p in enumerate((shape(row, text) if shape else row).tolist()):
+                if p > 0:
+                    longer[*text, token] = chance * p
+        texts = longer
+    return texts
+
+
+class Chance:
+    """Every random number of the engine, one path at a time (see the module)."""
+
+    coins = "coins"  # the stream of flip(); pick() and rank() share another
+
+    def __init__(self) -> None:
+        self._begin([])
+
+    def paths(self, play: Callable[[], T]) -> Iterator[tuple[float, T]]:
+        """Play again and again until every path was taken; the probability and the result of each."""
+        decisions: list[int] = []
+        while True:
+            self._begin(decisions)
+            with self._in_charge():
+                result = play()
+            yield self._chance, result
+            while self._trail and self._trail[-1][0] + 1 == self._trail[-1][1]:
+                self._trail.pop()
+            if not self._trail:
+                return
+            decisions = [chosen for chosen, _ in self._trail]
+            decisions[-1] += 1
+
+    def pick(self, scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        """sampling.pick: a sample of softmax(scores)."""
+        return torch.tensor(self._draws(scores.softmax(-1), seeds, positions))
+
+    def flip(self, chance: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        """sampling.flip: true below the chance; a coin nobody may look at has no chance."""
+        p = torch.stack((chance, 1 - chance), -1).nan_to_num(nan=0.0)
+        p[:, 1] += 1 - p.sum(-1)
+        coins = zip(p.tolist(), seeds.tolist(), positions.tolist(), strict=True)
+        return torch.tensor([self._draw((self.coins, s, i), law) == 0 for law, s, i in coins], dtype=torch.bool)
+
+    def rank(self, logits: Tensor, rules: Rules, n: int, width: int = 2048) -> tuple[Tensor, Tensor]:
+        """sampling.rank: the draw first, then the rest by probability; impossible ones score -inf."""
+        p = sampling.probabilities(logits, rules)
+        first = torch.tensor(self._draws(p, rules.seeds, rules.positions))[:, None]
+        rest = p.scatter(1, first, 2.0).argsort(dim=-1, descending=True, stable=True)[:, :n]
+        scores = p.log().gather(1, rest)
+        scores[:, 0] = p.log().amax(-1)
+        return rest, scores
+
+    def _begin(self, decisions: Sequence[int]) -> None:
+        self._decisions, self._trail = decisions, list[tuple[int, int]]()
+        self._known: dict[tuple[str, int, int], tuple[float, float]] = defaultdict(lambda: (0.0, 1.0))
+        self._chance = 1.0
+
+    @contextmanager
+    def _in_charge(self) -> Iterator[None]:
+        with patch.multiple(sampling, pick=self.pick, rank=self.rank, flip=self.flip):
+            yield
+
+    def _draws(self, laws: Tensor, seeds: Tensor, positions: Tensor) -> list[int]:
+        rows = zip(laws.tolist(), seeds.tolist(), positions.tolist(), strict=True)
+        return [self._draw(("noise", seed, at), law) for law, seed, at in rows]
+
+    def _draw(self, noise: tuple[str, int, int], law: Sequence[float]) -> int:
+        """Cut what is known of this noise at the law's cumulative sums, and take a piece."""
+        low, high = self._known[noise]
+        pieces, below, start = [], 0.0, low
+        for token, p in enumerate(law):
+            below += p
+            end = high if below > high - EPSILON else below
+            if p > 0 and end > start + EPSILON:
+                pieces.append((token, start, end))
+                start = end
+        assert pieces, "a law without mass was drawn from"
+        last, start, _ = pieces[-1]
+        pieces[-1] = (last, start, high)  # whatever rounding left
+        chosen = 0
+        if len(pieces) > 1:
+            at = len(self._trail)
+            chosen = self._decisions[at] if at < len(self._decisions) else 0
+            self._trail.append((chosen, len(pieces)))
+        token, start, end = pieces[chosen]
+        self._chance *= (end - start) / (high - low)
+        self._known[noise] = (start, end)
+        return token
+
+
+@dataclass
+class Clock:
+    """A stand-in for the module `time`: every look at it takes as long."""
+
+    now: float = 0.0
+
+    def perf_counter(self) -> float:
+        """One later than before."""
+        self.now += 1
+        return self.now
+
+
+@dataclass
+class Everything:
+    """A planner that leaves nothing out: every bonus after every number accepted."""
+
+    n_vocab: int
+
+    def plan(self, ahead: Ahead, budget: int) -> Planned:
+        """All that can come."""
+        rows = []
+        for tokens, length in zip(ahead.tokens.tolist(), ahead.length.tolist(), strict=True):
+            taken = {(k, tokens[k]) for k in range(length)}
+            rows.append([(k, t) for k in range(length + 1) for t in range(self.n_vocab) if (k, t) not in taken])
+        return as_planned(ahead, rows, budget)
+
+    def learn(self, outcome: Outcome) -> None:
+        """Nothing to learn."""
+
+
+@dataclass
+class Seer:
+    """A planner that knows what is coming: it plans that, or only what is not."""
+
+    n_vocab: int
+    hits: bool
+    pending: Pending | None = None
+
+    def plan(self, ahead: Ahead, budget: int) -> Planned:
+        """The outcome under way, or the last of those that will not come."""
+        assert self.pending is not None
+        known = dict(
+            zip(
+                self.pending.slots,
+                zip(self.pending.n_accepted.tolist(), self.pending.bonus.tolist(), strict=True),
+                strict=True,
+            )
+        )
+        coming = [known[slot] for slot in ahead.slots.tolist()]
+        if self.hits:
+            return as_planned(ahead, [[one] for one in coming], budget)
+        everything = Everything(self.n_vocab).plan(ahead, 99)
+        others = [
+            [(k, t) for k, t in zip(ks, ts, strict=True) if k >= 0 and (k, t) != one]
+            for ks, ts, one in zip(everything.k.tolist(), everything.token.tolist(), coming, strict=True)
+        ]
+        return as_planned(ahead, [left[-budget:] for left in others], budget)
+
+    def learn(self, outcome: Outcome) -> None:
+        """Nothing to learn."""
+
+
+def as_planned(ahead: Ahead, rows: Sequence[Sequence[tuple[int, int]]], budget: int) -> Planned:
+    """Outcomes (k, token) of each row as a plan."""
+    full = [[*row, *[(-1, 0)] * (budget - len(row))] for row in rows]
+    both = torch.tensor(full, dtype=torch.int64).view(len(full), -1, 2)
+    return Planned(ahead.slots, both[..., 0], both[..., 1])
+
+
+class Late(Inline):
+    """The outcome is always there before the draft is done."""
+
+    def overlap(self) -> None:
+        """Prepare, in haste."""
+        self.side.prepare(lambda: True)
+
+
+@dataclass
+class Setting:
+    """What one enumeration is about."""
+
+    method: Method
+    target: Tensor  # [N_POSITIONS, V, V]
+    draft: Tensor
+    lookahead: int = 1
+    budget: int = 2
+    n_rows: int = 1
+    max_tokens: int = 3
+    saguaro_c: float = 1.0
+    params: dict[str, Any] = field(default_factory=dict)
+    planner: Callable[[int], Any] | None = None  # takes the place of the method's; given V
+    link: Callable[[DraftSide], DraftLink] = Inline
+    n_pages: int = 16
+    page_size: int = 4
+    seeds: Sequence[int] = (11, 12)
+
+
+@dataclass
+class Rig:
+    """An engine without its outer layer, on tables."""
+
+    scheduler: Scheduler
+    round: Round
+    side: DraftSide
+
+    def run(self, requests: Sequence[Request]) -> list[Commit]:
+        """Serve them all; every commit."""
+        for request in requests:
+            self.scheduler.add(request)
+        commits = []
+        while self.scheduler.has_work:
+            commits += self.round.play()
+        return commits
+
+
+def new_rig(setting: Setting) -> Rig:
+    """A method as the engine puts it together, but for the models."""
+    method, n_vocab = setting.method, setting.target.shape[-1]
+    target, draft = Tabular(setting.target).as_model(), Tabular(setting.draft).as_model()
+    plan = KVPlan(setting.n_pages, setting.page_size, target.spec.kv_bytes_per_token(torch.float64), N_POSITIONS)
+    config = DraftConfig(
+        draft="a table" if method.needs_model else None,
+        target="a table",
+        planner=method.planner,
+        fallback=method.fallback,
+        verification=method.verification,
+        cut=method.cut,
+        lookahead=setting.lookahead,
+        budget=setting.budget,
+        saguaro_c=setting.saguaro_c,
+        n_vocab=n_vocab,
+        max_rows=setting.n_rows,
+        n_tokens=plan.n_tokens,
+        page_size=plan.page_size,
+    )
+    with patch.object(methods, "load_draft", lambda config, target: draft):
+        side = methods.draft_side(config)
+    if isinstance(side.drafter, ModelDrafter):
+        side.drafter._scores = side.drafter._scores.double()  # a Transformer's logits are float32, a table's are not
+        side.drafter._branches.scores = side.drafter._branches.scores.double()
+    if setting.planner is not None:
+        side.planner = setting.planner(n_vocab)
+    scheduler = Scheduler(
+        PagePool(plan.n_pages, plan.page_size),
+        max_length=N_POSITIONS,
+        max_rows=setting.n_rows,
+        max_tokens=64,
+        lookahead=setting.lookahead if method.drafts else 0,
+    )
+    runner = Runner(target, SDPAttention(KVCache(plan, target.spec, CPU, torch.float64)))
+    rule = RULES[method.verification](Sampler(n_vocab))
+    verifier = Verifier(runner, rule, n_known=n_vocab, page_size=plan.page_size)
+    if isinstance(side.planner, Seer):
+        _let_see(side.planner, verifier)
+    return Rig(scheduler, Round(scheduler, verifier, setting.link(side) if method.drafts else Silent()), side)
+
+
+def _let_see(seer: Seer, verifier: Verifier) -> None:
+    launch = verifier.launch
+
+    def watched(*args: Any) -> Pending:
+        seer.pending = launch(*args)
+        return seer.pending
+
+    verifier.launch = watched  # type: ignore[method-assign]
+
+
+def new_requests(setting: Setting) -> list[Request]:
+    """One request per row, each with a seed of its own."""
+    params = SamplingParams(max_tokens=setting.max_tokens, **setting.params)
+    return [Request(f"r{i}", PROMPT, params, setting.seeds[i]) for i in range(setting.n_rows)]
+
+
+@dataclass
+class Found:
+    """What the paths of a setting gave."""
+
+    law: dict[tuple[Text, ...], float] = field(default_factory=lambda: defaultdict(float))  # a text for each row
+    sources: Counter[str] = field(default_factory=Counter)  # rows of rounds, by source
+    lengths: Counter[int] = field(default_factory=Counter)  # speculations that were verified
+    n_paths: int = 0
+    n_accepted: int = 0
+    n_rejected: int = 0
+    n_preemptions: int = 0
+
+    @property
+    def total(self) -> float:
+        """Of all paths' probabilities."""
+        return math.fsum(self.law.values())
+
+
+def enumerate_paths(setting: Setting, chance: Chance | None = None) -> Found:
+    """Every path of a setting."""
+    found = Found()
+    for probability, (texts, commits, n_preemptions) in (chance or Chance()).paths(lambda: play(setting)):
+        found.n_paths += 1
+        found.law[texts] += probability
+        found.n_preemptions += n_preemptions
+        for commit in commits:
+            found.sources[commit.source] += 1
+            found.lengths[commit.length] += 1
+            found.n_accepted += commit.k
+            found.n_rejected += commit.k < commit.length
+    return found
+
+
+def play(setting: Setting) -> tuple[tuple[Text, ...], list[Commit], int]:
+    """One path: the real loop from beginning to end, with a clock that tells nothing. Output, commits, preemptions."""
+    with patch.object(fallback, "time", Clock()):
+        rig, requests = new_rig(setting), new_requests(setting)
+        commits = rig.run(requests)
+    rig.scheduler.pool.check(rig.scheduler.tables())
+    return tuple(tuple(request.output) for request in requests), commits, rig.scheduler.n_preemptions
+
+
+def wanted_law(setting: Setting, shape: Shape | None = None, stop: int = -1) -> dict[tuple[Text, ...], float]:
+    """The law that a setting must give: rows know nothing of each other."""
+    one = text_law(setting.target, setting.max_tokens, shape, stop)
+    joint: dict[tuple[Text, ...], float] = {(): 1.0}
+    for _ in range(setting.n_rows):
+        joint = {(*texts, text): a * b for texts, a in joint.items() for text, b in one.items()}
+    return joint
+
+
+def distance(a: Mapping[tuple[Text, ...], float], b: Mapping[tuple[Text, ...], float]) -> float:
+    """The largest difference of two laws."""
+    return max(abs(a.get(texts, 0.0) - b.get(texts, 0.0)) for texts in {*a, *b})
+
+
+def under(rule: str, method: str, **changes: Any) -> Method:
+    """A method under a rule, perhaps with other parts."""
+    return replace(METHODS[method], verification=rule, **changes)
