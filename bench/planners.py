@@ -3,9 +3,9 @@
 python -m bench.planners record --draft drop:14 --prompts DATA/*.jsonl --out rounds.npz
 python -m bench.planners compare --rounds rounds.npz --json planners.json --png docs/planners.png
 
-Recording decodes just in time and plans nothing; it keeps, for every round of every row, the draft's candidates along the
-speculation and what the target decided. Comparing lets each planner plan for these rounds in the order in which they came
-and learn from each afterwards, as it does in the engine, so it starts from nothing and never sees a round before.
+Recording decodes just in time and plans nothing; it keeps, for every round of every row, the draft's candidates along
+the speculation and what the target decided. Comparing lets each planner plan for these rounds in the order in which
+they came and learn from each afterwards, as it does in the engine: it starts from nothing and sees no round before.
 """
 
 import json

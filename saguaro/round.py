@@ -74,7 +74,7 @@ class Round:
         self.scheduler.rejoin()
 
     def _observe(self, batch: Batch, spec: Speculation, commits: Sequence[Commit], at: Sequence[float]) -> None:
-        rows = tuple(RowEvent(c.request.id, c.length, c.k, c.source, len(c.tokens)) for c in commits)
+        rows = tuple(RowEvent(c.request.id, c.length, c.k, c.source, len(c.tokens), c.room) for c in commits)
         speculate, launch, overlap, collect = pairwise(at)
         n_computed = sum(row.n_tokens for row in batch.rows) + int(spec.length.sum())
         self._number += 1
@@ -133,7 +133,7 @@ class DraftSide:
     def prepare(self, is_late: Callable[[], bool] = lambda: False) -> None:
         """Plan the likely outcomes, draft after each and refill the cache; done early if the outcome is there."""
         began = now()
-        self.drafter.read(list(self.rows))
+        self.drafter.read(list(self.rows), is_late)
         if self.planner is not None:
             self.planner.learn(self._outcome)
             planned = self.planner.plan(self.drafter.look_ahead(self._asked), self._budget)

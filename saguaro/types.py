@@ -150,6 +150,7 @@ class RowEvent:
     k: int  # of these, accepted
     source: str  # of SOURCES
     n_tokens: int  # that the request got; fewer than k + 1 where it ended
+    room: int  # tokens that might have been speculated
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from saguaro.engine.runner import Runner
 from saguaro.model.transformer import Transformer
 from saguaro.types import DRAFT
 
-MAX_READ = 512  # tokens of text read at a time, so that a long prompt does not hold up the other rows for long
+MAX_READ = 512  # tokens of text read in one round, so that a long prompt does not hold up the other rows for long
+CHUNK = 64  # tokens of text read before looking whether the outcome is there
 
 
 class Drafter(Protocol):
@@ -44,8 +45,8 @@ class Drafter(Protocol):
     def settle(self, rows: Sequence[Row]) -> None:
         """Outcomes were committed: keep of each trunk what is its text now."""
 
-    def read(self, rows: Sequence[Row]) -> None:
-        """Compute some more of texts that are far behind."""
+    def read(self, rows: Sequence[Row], is_late: Callable[[], bool]) -> None:
+        """Compute some more of texts that are far behind, until done or late."""
 
     def look_ahead(self, rows: Sequence[Row]) -> Ahead:
         """Candidates along the speculations in flight, for the rows that are ready."""
@@ -69,7 +70,7 @@ class NoModel:
     def settle(self, rows: Sequence[Row]) -> None:
         """Nothing to keep."""
 
-    def read(self, rows: Sequence[Row]) -> None:
+    def read(self, rows: Sequence[Row], is_late: Callable[[], bool]) -> None:
         """Nothing to read."""
 
     def look_ahead(self, rows: Sequence[Row]) -> Ahead:
@@ -144,17 +145,18 @@ class ModelDrafter:
                 trunk.n_computed = min(trunk.n_computed, len(row.text) - 1)
                 self.pool.publish(trunk.table, row.text, trunk.n_computed)
 
-    def read(self, rows: Sequence[Row]) -> None:
-        """Compute up to MAX_READ tokens of texts that are far behind."""
-        far = [row for row in rows if row.slot in self._trunks and not self._is_near(row)]
+    def read(self, rows: Sequence[Row], is_late: Callable[[], bool]) -> None:
+        """Compute up to MAX_READ tokens of texts that are far behind, chunk by chunk."""
         left = MAX_READ
-        for row in far:
-            trunk = self._trunks[row.slot]
-            tokens = row.text[trunk.n_computed : min(trunk.n_computed + left, len(row.text) - 1)]
-            if tokens and self._reserve(row):
+        for row in rows:
+            while left > 0 and row.slot in self._trunks and not self._is_near(row) and self._reserve(row):
+                trunk = self._trunks[row.slot]
+                tokens = row.text[trunk.n_computed :][: min(CHUNK, left)]
                 self._forward([Segment(tokens, trunk.n_computed, trunk.table.pages, 0)])
                 trunk.n_computed += len(tokens)
                 left -= len(tokens)
+                if is_late():
+                    return
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:

@@ -49,7 +49,8 @@ class Commit:
 
     request: Request
     tokens: list[int]
-    length: int  # tokens that were speculated
+    room: int  # tokens that might have been speculated
+    length: int  # that were
     k: int  # of these, accepted
     source: str  # of SOURCES
     logprobs: Sequence[TokenLogprobs] = ()
@@ -151,7 +152,9 @@ class Scheduler:
                 new = self._append(request, new)
                 request.logprobs.extend(logprobs[: len(new)])
                 source = SOURCES[sources[index]]
-                commits.append(Commit(request, new, length[index], n_accepted, source, logprobs[: len(new)]))
+                commits.append(
+                    Commit(request, new, row.lookahead, length[index], n_accepted, source, logprobs[: len(new)])
+                )
             request.n_computed = min(request.n_computed, len(request.tokens))
             self.pool.publish(request.table, request.tokens, request.n_computed)
             if request.finish_reason is None:

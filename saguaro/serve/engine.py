@@ -5,6 +5,7 @@ one delta with a finish reason.
 """
 
 import operator
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -351,7 +352,12 @@ def uses_process(config: EngineConfig, method: Method, device: str) -> bool:
     """Whether the draft gets a process of its own: where it is asked for, or where it can prepare on its own cores."""
     if config.link != "auto":
         return config.link == "process"
-    return device == "cpu" and method.planner != "nothing" and len(usable_cores()) > config.draft_threads
+    return (
+        os.name == "posix"
+        and device == "cpu"
+        and method.planner != "nothing"
+        and len(usable_cores()) > config.draft_threads
+    )
 
 
 def build_engine(name: str, path: Path, config: EngineConfig, tokenizer: Path | None = None) -> Engine:

@@ -12,7 +12,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from saguaro.config import DraftConfig
 from saguaro.errors import DraftError
@@ -127,7 +127,8 @@ class Process:
         if not self._is_in_step or child is None:
             return Speculation.empty(len(slots))
         self._is_in_step = False  # until it has answered: an interrupt must not leave it believed to be in step
-        if not self._known.issuperset(slots):  # an interrupt came between is_fresh and the introduction
+        asked = [slot for slot, n in zip(slots, room, strict=True) if n]
+        if not self._known.issuperset(asked):  # an interrupt came between is_fresh and the introduction
             return Speculation.empty(len(slots))
         turn = Turn(self._is_afresh, self._left, tuple(self._joined.values()), outcome, slots, room)
         spec = self._ask(child, turn)
@@ -203,7 +204,8 @@ class Process:
         if self.failure is not None:
             log.warning("the draft is started again, for the %d. time: %s", self.n_starts - 1, self.failure)
         try:
-            self._child = Child(self._command, self._config, self._threads, self._cores)
+            config = replace(self._config, generation=self.n_starts)
+            self._child = Child(self._command, config, self._threads, self._cores)
         except OSError as e:
             self._mourn(f"no process can be started: {e}", is_settled=False)
 

@@ -40,7 +40,7 @@ from saguaro.engine.request import Request
 from saguaro.engine.rules import Rejection, Rule, SharedNoise
 from saguaro.engine.runner import Runner
 from saguaro.engine.sampler import Sampler
-from saguaro.engine.scheduler import Commit, Scheduler
+from saguaro.engine.scheduler import Batch, Commit, Scheduler
 from saguaro.engine.verifier import Pending, Verifier
 from saguaro.methods import METHODS, Method
 from saguaro.model.spec import ModelSpec, Rope
@@ -48,7 +48,7 @@ from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide, Round
 from saguaro.transport.inline import Inline
 from saguaro.transport.silent import Silent
-from saguaro.types import DraftLink, Outcome
+from saguaro.types import DraftLink, Outcome, Speculation
 
 T = TypeVar("T")
 Text = tuple[int, ...]
@@ -120,6 +120,13 @@ def draft_of(target: Tensor, seed: int, n_sure: int = N_POSITIONS) -> Tensor:  #
     law = torch.where(is_alike[..., None], parts.double() / parts.sum(-1, keepdim=True), other)
     law[n_sure:] = torch.nn.functional.one_hot(law[n_sure:].argmax(-1), target.shape[-1]).double()
     return law
+
+
+def surer(law: Tensor, seed: int, share: float) -> Tensor:
+    """The same law with this share of its rows all on their likeliest token: fewer paths."""
+    is_sure = torch.rand(law.shape[:2], generator=torch.Generator().manual_seed(seed)) < share
+    best = torch.nn.functional.one_hot(law.argmax(-1), law.shape[-1]).to(law)
+    return torch.where(is_sure[..., None], best, law)
 
 
 Shape = Callable[[Tensor, Text], Tensor]  # a row of the table and the output before -> the law the request asks for
@@ -244,11 +251,7 @@ class Everything:
 
     def plan(self, ahead: Ahead, budget: int) -> Planned:
         """All that can come."""
-        rows = []
-        for tokens, length in zip(ahead.tokens.tolist(), ahead.length.tolist(), strict=True):
-            taken = {(k, tokens[k]) for k in range(length)}
-            rows.append([(k, t) for k in range(length + 1) for t in range(self.n_vocab) if (k, t) not in taken])
-        return as_planned(ahead, rows, budget)
+        return as_planned(ahead, all_outcomes(ahead, self.n_vocab), budget)
 
     def learn(self, outcome: Outcome) -> None:
         """Nothing to learn."""
@@ -260,30 +263,31 @@ class Seer:
 
     n_vocab: int
     hits: bool
-    pending: Pending | None = None
+    verifier: "Watched | None" = None
 
     def plan(self, ahead: Ahead, budget: int) -> Planned:
         """The outcome under way, or the last of those that will not come."""
-        assert self.pending is not None
-        known = dict(
-            zip(
-                self.pending.slots,
-                zip(self.pending.n_accepted.tolist(), self.pending.bonus.tolist(), strict=True),
-                strict=True,
-            )
-        )
-        coming = [known[slot] for slot in ahead.slots.tolist()]
-        if self.hits:
-            return as_planned(ahead, [[one] for one in coming], budget)
-        everything = Everything(self.n_vocab).plan(ahead, 99)
-        others = [
-            [(k, t) for k, t in zip(ks, ts, strict=True) if k >= 0 and (k, t) != one]
-            for ks, ts, one in zip(everything.k.tolist(), everything.token.tolist(), coming, strict=True)
-        ]
-        return as_planned(ahead, [left[-budget:] for left in others], budget)
+        assert self.verifier is not None
+        pending = self.verifier.pending
+        facts = zip(pending.slots, pending.n_accepted.tolist(), pending.bonus.tolist(), strict=True)
+        known = {slot: (k, bonus) for slot, k, bonus in facts}
+        rows = []
+        for slot, possible in zip(ahead.slots.tolist(), all_outcomes(ahead, self.n_vocab), strict=True):
+            others = [one for one in possible if one != known[slot]]
+            rows.append([known[slot]] if self.hits else others[-budget:])
+        return as_planned(ahead, rows, budget)
 
     def learn(self, outcome: Outcome) -> None:
         """Nothing to learn."""
+
+
+def all_outcomes(ahead: Ahead, n_vocab: int) -> list[list[tuple[int, int]]]:
+    """Whatever (k, bonus) can come of each row; a token in flight is no bonus where it stands."""
+    rows = []
+    for tokens, length in zip(ahead.tokens.tolist(), ahead.length.tolist(), strict=True):
+        taken = {(k, tokens[k]) for k in range(length)}
+        rows.append([(k, t) for k in range(length + 1) for t in range(n_vocab) if (k, t) not in taken])
+    return rows
 
 
 def as_planned(ahead: Ahead, rows: Sequence[Sequence[tuple[int, int]]], budget: int) -> Planned:
@@ -293,12 +297,39 @@ def as_planned(ahead: Ahead, rows: Sequence[Sequence[tuple[int, int]]], budget: 
     return Planned(ahead.slots, both[..., 0], both[..., 1])
 
 
-class Late(Inline):
-    """The outcome is always there before the draft is done."""
+class Watched(Verifier):
+    """A verifier whose last verification can be looked at; on a CPU it is decided when it is launched."""
+
+    pending: Pending
+
+    def launch(self, batch: Batch, spec: Speculation) -> Pending:
+        """See Verifier."""
+        self.pending = super().launch(batch, spec)
+        return self.pending
+
+
+class Needed(Inline):
+    """Prepares only if somebody can use it: what nobody will read needs no paths."""
+
+    is_late = False
+
+    def __init__(self, side: DraftSide, verifier: Watched) -> None:
+        super().__init__(side)
+        self._verifier = verifier
 
     def overlap(self) -> None:
-        """Prepare, in haste."""
-        self.side.prepare(lambda: True)
+        """Prepare, unless no row has more than one token to come after this round."""
+        pending = self._verifier.pending
+        rows = zip(pending.batch.sampling, pending.n_accepted.tolist(), strict=True)
+        left = [(row.request.params.max_tokens or 0) - row.request.n_output - k - 1 for row, k in rows]
+        if max(left) > 1:
+            self.side.prepare(lambda: self.is_late)
+
+
+class Late(Needed):
+    """The outcome is always there before the draft is done."""
+
+    is_late = True
 
 
 @dataclass
@@ -315,7 +346,7 @@ class Setting:
     saguaro_c: float = 1.0
     params: dict[str, Any] = field(default_factory=dict)
     planner: Callable[[int], Any] | None = None  # takes the place of the method's; given V
-    link: Callable[[DraftSide], DraftLink] = Inline
+    link: type[Needed] = Needed
     n_pages: int = 16
     page_size: int = 4
     seeds: Sequence[int] = (11, 12)
@@ -375,20 +406,11 @@ def new_rig(setting: Setting) -> Rig:
     )
     runner = Runner(target, SDPAttention(KVCache(plan, target.spec, CPU, torch.float64)))
     rule = RULES[method.verification](Sampler(n_vocab))
-    verifier = Verifier(runner, rule, n_known=n_vocab, page_size=plan.page_size)
+    verifier = Watched(runner, rule, n_known=n_vocab, page_size=plan.page_size)
     if isinstance(side.planner, Seer):
-        _let_see(side.planner, verifier)
-    return Rig(scheduler, Round(scheduler, verifier, setting.link(side) if method.drafts else Silent()), side)
-
-
-def _let_see(seer: Seer, verifier: Verifier) -> None:
-    launch = verifier.launch
-
-    def watched(*args: Any) -> Pending:
-        seer.pending = launch(*args)
-        return seer.pending
-
-    verifier.launch = watched  # type: ignore[method-assign]
+        side.planner.verifier = verifier
+    link: DraftLink = setting.link(side, verifier) if method.drafts else Silent()
+    return Rig(scheduler, Round(scheduler, verifier, link), side)
 
 
 def new_requests(setting: Setting) -> list[Request]:

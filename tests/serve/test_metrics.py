@@ -34,21 +34,21 @@ def event(number: int, rows: Sequence[RowEvent], at: Sequence[float], draft: Dra
 #   target   |s:0-1|launch:1-5|o|collect:5-6|   |s:7-8|launch:8-12|o:12-13|collect:13-14|
 #   draft          |prepare:2 ----------- 6.5|   |7-8: respond|
 ROUNDS = [
-    event(1, [RowEvent("a", 0, 0, "empty", 1), RowEvent("b", 0, 0, "empty", 1)], [0, 1, 5, 5, 6]),
+    event(1, [RowEvent("a", 0, 0, "empty", 1, 3), RowEvent("b", 0, 0, "empty", 1, 3)], [0, 1, 5, 5, 6]),
     event(
         2,
-        [RowEvent("a", 3, 3, "cache", 4), RowEvent("b", 3, 1, "draft", 2)],
+        [RowEvent("a", 3, 3, "cache", 4, 3), RowEvent("b", 3, 1, "draft", 2, 3)],
         [7, 8, 12, 13, 14],
         DraftTimes(respond=(7, 8), prepare=(2, 6.5)),
     ),
     event(
         3,
-        [RowEvent("a", 2, 0, "draft", 1), RowEvent("b", 3, 2, "cache", 3)],
+        [RowEvent("a", 2, 0, "draft", 1, 3), RowEvent("b", 3, 2, "cache", 3, 3)],
         [14, 16, 18, 18, 18],
         DraftTimes(respond=(15, 16), prepare=(9, 15)),
     ),
-    event(4, [RowEvent("a", 3, 3, "cache", 2)], [20, 20, 24, 24, 24], DraftTimes(respond=(20, 20), prepare=(9, 15))),
-    event(5, [RowEvent("c", 0, 0, "empty", 1)], [50, 50, 54, 54, 54]),
+    event(4, [RowEvent("a", 3, 3, "cache", 2, 3)], [20, 20, 24, 24, 24], DraftTimes(respond=(20, 20), prepare=(9, 15))),
+    event(5, [RowEvent("c", 0, 0, "empty", 1, 3)], [50, 50, 54, 54, 54]),
 ]
 
 
@@ -108,7 +108,7 @@ def test_where_nothing_is_drafted_nothing_is_claimed() -> None:
     assert str(plain)
     for number in range(3):
         plain.add(
-            event(number, [RowEvent("a", 0, 0, "empty", 1)], [number, number, number + 1, number + 1, number + 1])
+            event(number, [RowEvent("a", 0, 0, "empty", 1, 3)], [number, number, number + 1, number + 1, number + 1])
         )
     facts = plain.as_dict()
     assert (facts["tokens_per_round"], facts["sources"]) == (1.0, {"empty": 1.0})
@@ -121,7 +121,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     summary = Summary()
     for number in range(50):
         summary.add(
-            event(number, [RowEvent("old", 1, 1, "cache", 2), RowEvent(f"{number}", 1, 1, "cache", 2)], [0] * 5)
+            event(number, [RowEvent("old", 1, 1, "cache", 2, 3), RowEvent(f"{number}", 1, 1, "cache", 2, 3)], [0] * 5)
         )
     assert summary.hits.of == 49  # all rounds of "old" but its first
     assert len(summary._before) == 3
@@ -141,7 +141,7 @@ def events(draw: st.DrawFn) -> list[RoundEvent]:
             length = draw(st.integers(0, 4))
             k = draw(st.integers(0, length))
             source = draw(st.sampled_from(SOURCES[1:])) if length else "empty"
-            rows.append(RowEvent(name, length, k, source, draw(st.integers(1, k + 1))))
+            rows.append(RowEvent(name, length, k, source, draw(st.integers(1, k + 1)), draw(st.integers(length, 5))))
         draft = None
         if draw(st.booleans()):
             edges = [free_from + draw(step)]
@@ -271,6 +271,6 @@ def test_colours_change_nothing_but_colours(text: str, data: st.DataObject) -> N
 def test_a_round_after_the_last_is_a_first_again() -> None:
     """A request's end is seen where its tokens were cut, so that another of the same name begins anew."""
     summary = Summary()
-    summary.add(event(1, [RowEvent("a", 3, 3, "cache", 2)], [0] * 5))
-    summary.add(replace(ROUNDS[0], rows=(RowEvent("a", 0, 0, "empty", 1),)))
+    summary.add(event(1, [RowEvent("a", 3, 3, "cache", 2, 3)], [0] * 5))
+    summary.add(replace(ROUNDS[0], rows=(RowEvent("a", 0, 0, "empty", 1, 3),)))
     assert summary.hits.of == 0

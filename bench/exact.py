@@ -1,0 +1,133 @@
+"""Does every method give the target's own tokens? On the real model, alone, in batches, preempted, with a dying draft.
+
+python -m bench.exact --prompts DATA/*.jsonl --methods sd,ngram,amusd,pearl,specbranch,ssd-uniform,ssd
+python -m bench.exact --prompts DATA/*.jsonl --methods ssd --batches 4 --kills 50
+
+Every run is compared with `ar` on the same prompts, seeds and temperature, prompt by prompt; any difference is counted,
+and the exit status is 1 if there is one.
+"""
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from bench.workloads import read_prompts
+from saguaro import LLM, SamplingParams
+from saguaro.serve.metrics import Summary
+from saguaro.transport.process import Process
+
+
+@dataclass(frozen=True)
+class Args:
+    """What to compare."""
+
+    methods: str = "sd,ngram,amusd,pearl,specbranch,ssd-uniform,ssd"
+    draft: str = "drop:14"
+    prompts: tuple[Path, ...] = ()
+    """JSONL files; without any, our own prompts."""
+    num_prompts: int = 20
+    max_tokens: int = 64
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    batches: tuple[int, ...] = (1, 8)
+    lookahead: int = 4
+    budget: int = 8
+    link: str = "auto"
+    kv_memory: str = "auto"
+    """Little enough, and requests are preempted; how often is reported."""
+    kills: int = 0
+    """Kill the draft's process so many times, at random moments, and go on until that is done."""
+    threads: int | None = None
+
+
+def main(args: Args) -> int:
+    """Print a line per method, temperature and batch; 1 if any output differs."""
+    plain = LLM(method="ar", device="cpu", lookahead=args.lookahead, threads=args.threads)
+    encode = plain.engine.tokenizer.encode_chat
+    texts = read_prompts(list(args.prompts), args.num_prompts)
+    prompts = [encode([{"role": "user", "content": text}]) for text in texts]
+    n_differ = 0
+    for temperature in args.temperatures:
+        params = [
+            SamplingParams(temperature=temperature, seed=i, max_tokens=args.max_tokens) for i in range(len(prompts))
+        ]
+        wanted = outputs(plain, prompts, params, 1)
+        for method in args.methods.split(","):
+            for batch in args.batches:
+                with plain.sibling(
+                    method=method, draft=args.draft, budget=args.budget, link=args.link, kv_memory=args.kv_memory
+                ) as llm:
+                    n_differ += compare(llm, prompts, params, wanted, batch, args.kills)
+    print(f"{n_differ} outputs differ")
+    return 1 if n_differ else 0
+
+
+def compare(
+    llm: LLM, prompts: list[list[int]], params: list[SamplingParams], wanted: list[list[int]], batch: int, kills: int
+) -> int:
+    """Run all prompts, again and again while there are kills to come; outputs that are not the wanted ones."""
+    summary, engine = Summary(), llm.engine
+    engine.round.observers.append(summary.add)
+    n_runs = n_differ = 0
+    began = time.perf_counter()
+    with killing(llm, kills) as deaths:
+        while n_runs == 0 or len(deaths) < kills:
+            found = outputs(llm, prompts, params, batch)
+            n_differ += sum(a != b for a, b in zip(found, wanted, strict=True))
+            n_runs += 1
+    engine.pool.check(engine.scheduler.tables())
+    n_tokens, hits = n_runs * sum(len(tokens) for tokens in wanted), summary.hit_rate
+    facts = [f"{n_runs * len(prompts)} outputs", f"{n_tokens} tokens", f"{summary.tokens_per_round:.2f} per round"]
+    facts += [f"hits {hits:.2f}" if hits is not None else "", f"{engine.scheduler.n_preemptions} preemptions"]
+    if isinstance(engine.round.draft, Process):
+        facts.append(f"draft started {engine.round.draft.n_starts} times, killed {len(deaths)} times")
+    facts.append(f"{time.perf_counter() - began:.0f} s")
+    what = f"{engine.method.name:11} T={params[0].temperature:g} batch {batch}"
+    print(f"{what}: {n_differ} differ of {', '.join(fact for fact in facts if fact)}", flush=True)
+    return n_differ
+
+
+def outputs(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], batch: int) -> list[list[int]]:
+    """The tokens of every prompt, `batch` at a time."""
+    found: list[list[int]] = []
+    for start in range(0, len(prompts), batch):
+        results = llm.generate(prompts[start : start + batch], params[start : start + batch])
+        found += [result.token_ids for result in results]
+        assert all(result.outputs[0].finish_reason in ("stop", "length") for result in results)
+    return found
+
+
+@contextmanager
+def killing(llm: LLM, kills: int) -> Iterator[list[int]]:
+    """While inside, kill the draft's process at random moments: just started, idle, drafting; the pids that were."""
+    deaths: list[int] = []
+    over = threading.Event()
+    link = llm.engine.round.draft
+
+    def run() -> None:
+        chance = random.Random(7)
+        while len(deaths) < kills and isinstance(link, Process) and not over.wait(chance.uniform(0, 6)):
+            pid = link.pid
+            if pid is not None and pid not in deaths:
+                os.kill(pid, signal.SIGKILL)
+                deaths.append(pid)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield deaths
+    finally:
+        over.set()
+        thread.join()
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Args)))

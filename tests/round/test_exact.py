@@ -1,0 +1,333 @@
+"""Losslessness, proved: over every random path of the real loop the output has exactly the target's law.
+
+tests.round.tabular says how. Each test also says what must have happened for it to mean something, and the last ones
+make mistakes on purpose, to show that they would be seen.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import cycle
+
+import pytest
+import torch
+from torch import Tensor
+
+from saguaro.algo import sampling
+from saguaro.config import FALLBACKS
+from saguaro.draft.fallback import ByBatch, Measured
+from saguaro.draft.guess import DrawnGuess, Guess, rng
+from saguaro.draft.model import ModelDrafter
+from saguaro.draft.ngram import Ngram
+from saguaro.draft.random import RandomTokens
+from saguaro.draft.rows import Proposal, Row
+from saguaro.engine import sampler
+from saguaro.engine.sampler import Place
+from saguaro.methods import METHODS
+from tests.round.tabular import (
+    RULES,
+    Chance,
+    Everything,
+    Found,
+    Late,
+    Seer,
+    Setting,
+    Shape,
+    Text,
+    distance,
+    draft_of,
+    enumerate_paths,
+    new_law,
+    surer,
+    under,
+    wanted_law,
+)
+
+EXACT = 1e-12
+WRONG = 1e-3  # a mistake must show at least like this
+SHORT_RUNS = (2, 1)  # of n-grams, so that they have something to say about so short a text
+LENGTH = 4  # tokens of output, where nothing else is said
+TARGET = new_law(24)
+DRAFT = draft_of(TARGET, 24, n_sure=LENGTH)
+SURER = surer(DRAFT, 1, 0.5)  # for long speculations
+WIDE = new_law(5, width=3), draft_of(new_law(5, width=3), 5, n_sure=3)  # a residual has more than one token
+PAIR = surer(TARGET, 3, 0.4), surer(draft_of(TARGET, 24, n_sure=3), 10, 0.3)  # for two rows of three tokens
+
+
+def check(setting: Setting, shape: Shape | None = None, stop: int = -1) -> Found:
+    """Enumerate a setting and compare its law with the target's."""
+    found = enumerate_paths(setting)
+    assert found.total == pytest.approx(1, abs=EXACT)
+    assert distance(found.law, wanted_law(setting, shape, stop)) < EXACT
+    return found
+
+
+def is_wrong(setting: Setting, chance: Chance | None = None) -> bool:
+    """Whether the law is seen to differ from the target's, though probabilities add up."""
+    found = enumerate_paths(setting, chance)
+    assert found.total == pytest.approx(1, abs=EXACT)
+    return distance(found.law, wanted_law(setting)) > WRONG
+
+
+def test_the_tables_are_worth_enumerating() -> None:
+    """Much is rejected and much accepted, something is impossible, and positions differ."""
+    alike = torch.minimum(TARGET, DRAFT)[:LENGTH].sum(-1)
+    assert float(alike.min()) < 0.5 < float(alike.mean()) < 0.8 < float(alike.max())
+    assert bool((TARGET[:LENGTH] == 0).any(-1).all())
+    assert bool(((DRAFT > 0) & (TARGET == 0))[:LENGTH].any())
+    assert not any(TARGET[i].equal(TARGET[j]) for i in range(LENGTH) for j in range(i))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_the_targets_law(method: str, rule: str) -> None:
+    found = check(Setting(under(rule, method), TARGET, DRAFT, max_tokens=LENGTH))
+    parts = METHODS[method]
+    assert bool(found.sources["cache"]) == (parts.planner != "nothing")
+    assert bool(found.sources["draft"]) == (parts.fallback in ("draft", "batch", "measured"))
+    if parts.needs_model:
+        assert found.n_accepted > 0
+        assert found.n_rejected > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "rule"),
+    [("sd", "rejection"), ("pearl", "shared")]
+    + [(m, rule) for m in ("specbranch", "ssd-uniform", "saguaro", "ssd") for rule in RULES],
+)
+def test_two_tokens_at_a_time(method: str, rule: str) -> None:
+    found = check(Setting(under(rule, method), TARGET, SURER, lookahead=2, max_tokens=LENGTH))
+    assert found.n_accepted > 0
+    assert found.n_rejected > 0
+    assert found.lengths[2] > 0
+    if method == "specbranch":
+        assert found.lengths[1] > found.lengths[2] / 10, "no speculation was cut"
+    if method not in ("sd", "specbranch"):
+        assert found.sources["cache"] > 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_vocabulary_of_four(rule: str) -> None:
+    target = new_law(2, n_vocab=4, width=3)
+    found = check(Setting(under(rule, "pearl"), target, draft_of(target, 2, n_sure=3), budget=1))
+    assert found.sources["cache"] > 0
+    assert found.n_accepted > 0
+    assert found.n_rejected > 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("fallback", [name for name in FALLBACKS if name != "auto"])
+def test_every_fallback(fallback: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ngram.__init__, "__defaults__", SHORT_RUNS)
+    found = check(Setting(under(rule, "amusd", fallback=fallback), TARGET, DRAFT, max_tokens=LENGTH, budget=1))
+    assert found.sources["cache"] > 0
+    assert found.sources["draft" if fallback in ("batch", "measured") else fallback] > 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("fallback", ["batch", "measured"])
+def test_whoever_is_worth_the_wait(fallback: str, first: bool, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decision goes this way and that within one text."""
+    decisions: defaultdict[ByBatch | Measured, Iterator[bool]] = defaultdict(lambda: cycle([first, not first]))
+    monkeypatch.setattr(Measured, "_is_worth", lambda self, n_missed, n_rows: next(decisions[self]))
+    monkeypatch.setattr(ByBatch, "critical", property(lambda self: 99.0 * next(decisions[self])))
+    monkeypatch.setattr(Ngram.__init__, "__defaults__", SHORT_RUNS)
+    found = check(Setting(under(rule, "amusd", fallback=fallback), TARGET, DRAFT, max_tokens=LENGTH))
+    assert found.sources["ngram"] > 0
+    assert found.sources["draft"] > 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("lookahead", [1, 2])
+def test_nothing_but_hits(lookahead: int, rule: str) -> None:
+    """The planner knows the outcome, so every speculation but the first was prepared."""
+    method = under(rule, "ssd-uniform", fallback="draft")
+    draft = DRAFT if lookahead == 1 else SURER
+    setting = Setting(method, TARGET, draft, lookahead, budget=1, max_tokens=LENGTH, planner=lambda v: Seer(v, True))
+    found = check(setting)
+    assert found.sources["draft"] == found.n_paths
+    assert found.sources["cache"] > found.n_paths / 2
+    assert found.sources.keys() == {"draft", "cache", "empty"}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("fallback", ["draft", "random"])
+def test_nothing_but_misses(fallback: str, rule: str) -> None:
+    """The planner knows the outcome and plans another."""
+    method = under(rule, "ssd-uniform", fallback=fallback)
+    found = check(Setting(method, TARGET, DRAFT, max_tokens=LENGTH, planner=lambda v: Seer(v, False)))
+    assert found.sources["cache"] == 0
+    assert found.sources[fallback] > found.n_paths
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_everything_is_prepared(rule: str) -> None:
+    draft = draft_of(TARGET, 24, n_sure=3)
+    setting = Setting(under(rule, "ssd-uniform"), TARGET, draft, budget=6, max_tokens=3, planner=Everything)
+    found = check(setting)
+    assert found.sources["draft"] == found.n_paths
+    assert found.sources["cache"] > 0
+
+
+@pytest.mark.parametrize(("method", "lookahead"), [("sd", 1), ("saguaro", 1), ("ssd-uniform", 1), ("saguaro", 2)])
+@pytest.mark.parametrize("c", [0.25, 0.75])
+def test_saguaro_sampling(c: float, method: str, lookahead: int) -> None:
+    draft = DRAFT if lookahead == 1 else SURER
+    plain = Setting(under("rejection", method), TARGET, draft, lookahead, max_tokens=LENGTH)
+    found = check(replace(plain, saguaro_c=c))
+    assert found.n_accepted > 0
+    assert found.n_rejected > 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("method", ["sd", "pearl", "ssd-uniform", "saguaro", "ssd"])
+def test_two_rows_know_nothing_of_each_other(method: str, rule: str) -> None:
+    """Their joint law is the product."""
+    found = check(Setting(under(rule, method), *PAIR, budget=2 if method == "saguaro" else 1, n_rows=2))
+    if method != "sd":
+        assert found.sources["cache"] > 0
+        assert found.sources["empty" if method == "pearl" else "draft"] > 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("method", ["sd", "ssd-uniform"])
+def test_a_preempted_row_goes_on_where_it_was(method: str, rule: str) -> None:
+    setting = Setting(under(rule, method), *PAIR, budget=1, n_rows=2, n_pages=5, page_size=1)
+    assert check(setting).n_preemptions > 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_draft_that_is_always_late(rule: str) -> None:
+    """Its branches have one token instead of two."""
+    setting = Setting(under(rule, "ssd-uniform"), TARGET, SURER, lookahead=2, max_tokens=LENGTH, link=Late)
+    found = check(setting)
+    assert found.sources["cache"] > 0
+    assert found.lengths[1] > 0
+
+
+def warmer(row: Tensor, text: Text) -> Tensor:
+    """Temperature 1/2 and the two likeliest tokens."""
+    squared = row**2 * (row >= row.topk(2).values[-1])
+    return squared / squared.sum()
+
+
+def penalised(row: Tensor, text: Text) -> Tensor:
+    """A presence penalty of 1: what was written is e times less likely."""
+    left = row * torch.tensor([-1.0 if token in text else 0.0 for token in range(len(row))]).double().exp()
+    return left / left.sum()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("params", "shape", "stop"),
+    [
+        ({"temperature": 0.5, "top_k": 2}, warmer, -1),
+        ({"presence_penalty": 1.0}, penalised, -1),
+        ({"stop_token_ids": (1,)}, None, 1),
+    ],
+)
+def test_the_law_that_a_request_asks_for(params: dict[str, object], shape: Shape | None, stop: int, rule: str) -> None:
+    target = new_law(5, width=3)
+    method = under(rule, "ssd-uniform", planner="last")
+    setting = Setting(method, target, draft_of(target, 5, n_sure=3), budget=1, params=params)
+    assert check(setting, shape, stop).n_accepted > 0
+
+
+JEALOUS = surer(new_law(2), 2, 0.3)  # here the joint planner's choice depends on the tokens in flight
+WORRIED = surer(draft_of(JEALOUS, 52, n_sure=LENGTH), 2, 0.4)
+
+
+@pytest.mark.parametrize("fallback", ["empty", "random"])
+def test_noise_that_is_the_same_for_every_draft_is_seen(fallback: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is prepared would then depend on the noise of what is drafted after it, and be used only where it is."""
+    method = under("rejection", "ssd", fallback=fallback)
+    setting = Setting(method, JEALOUS, WORRIED, lookahead=2, max_tokens=LENGTH)
+    assert check(setting).sources["cache"] > 0
+    monkeypatch.setattr(DrawnGuess, "start", lambda self: 1)
+    assert is_wrong(setting)
+
+
+def test_draft_noise_that_is_the_targets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bonus would be drawn with the noise of the token that was rejected."""
+    monkeypatch.setattr(rng, "derive_seed", lambda seed, index: seed)
+    assert is_wrong(Setting(under("rejection", "sd"), *WIDE, max_tokens=2))
+
+
+def test_coins_that_are_not_their_own_are_seen() -> None:
+    """A bonus would be drawn with the noise that rejected the token before it."""
+    chance = Chance()
+    chance.coins = "noise"
+    assert is_wrong(Setting(under("rejection", "sd"), *WIDE, max_tokens=2), chance)
+
+
+def told(change: Callable[[DrawnGuess, Guess, Tensor, Sequence[Place]], Tensor]) -> Callable[..., Guess]:
+    """DrawnGuess's guess, with another q for the target."""
+    guess = DrawnGuess.__call__
+
+    def wrong(self: DrawnGuess, logits: Tensor, places: Sequence[Place], drafts: Sequence[int] | None) -> Guess:
+        before = logits.clone()
+        found = guess(self, logits, places, drafts)
+        return found if found.q is None else replace(found, q=change(self, found, before, places))
+
+    return wrong
+
+
+@pytest.mark.parametrize("method", ["sd", "saguaro"])
+def test_saguaro_samples_told_as_plain_ones_are_seen(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = told(lambda self, guess, logits, places: logits.softmax(-1))
+    monkeypatch.setattr(DrawnGuess, "__call__", plain)
+    setting = Setting(under("rejection", method), TARGET, DRAFT)
+    assert not is_wrong(setting), "with C = 1 it is no mistake"
+    assert is_wrong(replace(setting, saguaro_c=0.25))
+
+
+def test_a_sample_may_be_told_as_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One-hot is true of any token once it is there, so a fallback can always say it."""
+    one_hot = told(lambda self, guess, logits, places: torch.nn.functional.one_hot(guess.token, 3).double())
+    monkeypatch.setattr(DrawnGuess, "__call__", one_hot)
+    check(Setting(under("rejection", "sd"), TARGET, DRAFT))
+
+
+@pytest.mark.parametrize("proposer", [RandomTokens, Ngram])
+def test_fallback_tokens_told_as_samples_are_seen(
+    proposer: type[RandomTokens] | type[Ngram], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    propose = proposer.propose
+
+    def wrong(self: RandomTokens | Ngram, rows: Sequence[Row], lookahead: int) -> Proposal:
+        found = propose(self, rows, lookahead)  # type: ignore[arg-type]
+        return Proposal(found.tokens, torch.full((len(rows), lookahead, 3), 1 / 3, dtype=torch.float64))
+
+    monkeypatch.setattr(Ngram.__init__, "__defaults__", SHORT_RUNS)
+    fallback = "random" if proposer is RandomTokens else "ngram"
+    setting = Setting(under("rejection", "ngram", fallback=fallback), TARGET, DRAFT, max_tokens=LENGTH)
+    assert check(setting).sources[fallback] > 0
+    monkeypatch.setattr(proposer, "propose", wrong)
+    assert is_wrong(setting)
+
+
+def test_the_q_of_another_branch_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    adopt = ModelDrafter.adopt
+
+    def wrong(self: ModelDrafter, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
+        n_branches = len(self._branches.tokens)
+        return [
+            (tokens, None if q is None else self._branches.q[0][[(branch + 1) % n_branches]])
+            for (tokens, q), (_, branch) in zip(adopt(self, hits), hits, strict=True)
+        ]
+
+    monkeypatch.setattr(ModelDrafter, "adopt", wrong)
+    assert is_wrong(Setting(under("rejection", "ssd-uniform"), TARGET, DRAFT))
+
+
+def test_noise_of_a_wrong_position_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bonus after an accepted token would be drawn with that token's own noise."""
+    rules = sampler.rules
+
+    def wrong(places: Sequence[Place], device: torch.device) -> sampling.Rules:
+        first = torch.tensor([len(request.tokens) for request, _ in places])
+        return replace(rules(places, device), positions=first)
+
+    monkeypatch.setattr(sampler, "rules", wrong)
+    assert is_wrong(Setting(under("shared", "sd"), TARGET, DRAFT))
