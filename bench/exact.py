@@ -23,7 +23,7 @@ import tyro
 from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
 from saguaro.serve.metrics import Summary
-from saguaro.transport.process import Process
+from saguaro.transport.process import Patience, Process
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,8 @@ def killing(llm: LLM, kills: int) -> Iterator[list[int]]:
     deaths: list[int] = []
     over = threading.Event()
     link = llm.engine.round.draft
+    if isinstance(link, Process):
+        link.patience = Patience(pauses=(0.0,))  # who kills so often need not be waited for
 
     def run() -> None:
         chance = random.Random(7)

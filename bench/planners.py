@@ -11,7 +11,7 @@ they came and learn from each afterwards, as it does in the engine: it starts fr
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ import tyro
 
 from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
+from saguaro.algo.calibrate import Recorded, fit_acceptance_rate, fit_power_law, hit_curve
 from saguaro.algo.planning import Ahead, Planned
 from saguaro.draft.planner import Planner, make_planner
 from saguaro.transport.inline import Inline
@@ -129,17 +130,33 @@ def compare(args: Compare) -> None:
     for group in groups:
         facts = {name: torch.from_numpy(rounds[f"{group}/{name}"]) for name in FACTS}
         rule, temperature = group.split("/")
+        fits = fit(facts)
+        print(f"{rule:9} T={temperature}  " + ", ".join(f"{name} {value:.3f}" for name, value in fits.items()))
         for budget in args.budgets:
             rates = {name: hit_rate(facts, name, budget, args.step) for name in PLANNERS}
             n, tokens = len(facts["k"]), 1 + facts["k"].double().mean().item()
             row = {"rule": rule, "temperature": float(temperature), "budget": budget, "rounds": n}
-            table.append({**row, "tokens_per_round": tokens, **rates})
+            table.append({**row, "tokens_per_round": tokens, **fits, **rates})
             shown = "  ".join(f"{name} {rate:.3f}" for name, rate in rates.items())
             print(f"{rule:9} T={temperature}  M={budget:2}  {shown}", flush=True)
     if args.json is not None:
         args.json.write_text(json.dumps(table, indent=1))
     if args.png is not None:
         plot(table, args.png)
+
+
+def fit(facts: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Acceptance rate a, and the power law of misses: exponent r, factor, error of the fit."""
+    k, candidates, lookahead = facts["k"], facts["candidates"], facts["tokens"].shape[1]
+    rows = torch.arange(len(k))
+    here = candidates[rows, k]  # [R, C]
+    said = torch.where(k < lookahead, facts["tokens"][rows, k.clamp(max=lookahead - 1)], -1)
+    is_other = here != said[:, None]  # the speculated token cannot be the bonus
+    is_bonus = (here == facts["bonus"][:, None]) & is_other
+    rank = (is_other.long().cumsum(1) * is_bonus).sum(1) - 1
+    rounds = Recorded(k, rank, lookahead, candidates.shape[2])
+    law = fit_power_law(hit_curve(rank, rounds.N))
+    return {"a": fit_acceptance_rate(rounds), "r": law.r, "scale": law.scale, "rms": law.rms}
 
 
 def hit_rate(facts: dict[str, torch.Tensor], name: str, budget: int, step: int) -> float:
@@ -154,7 +171,8 @@ def hit_rate(facts: dict[str, torch.Tensor], name: str, budget: int, step: int) 
 def _hits(facts: dict[str, torch.Tensor], planner: Planner, rows: slice, budget: int) -> int:
     part = {name: values[rows] for name, values in facts.items()}
     slots = torch.arange(len(part["k"]))
-    ahead = Ahead(slots, *(part[name] for name in FACTS[:4]), is_primary=torch.ones_like(slots, dtype=torch.bool))
+    tokens, length, candidates, scores = (part[name] for name in FACTS[:4])
+    ahead = Ahead(slots, tokens, length, candidates, scores, is_primary=torch.ones_like(slots, dtype=torch.bool))
     planned = planner.plan(ahead, budget)
     planner.learn(Outcome(slots, part["length"], part["k"], part["bonus"]))
     is_hit = (planned.k == part["k"][:, None]) & (planned.token == part["bonus"][:, None])
@@ -188,7 +206,5 @@ def plot(table: list[dict[str, Any]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    command = tyro.cli(
-        Annotated[Record, tyro.conf.subcommand("record")] | Annotated[Compare, tyro.conf.subcommand("compare")]  # type: ignore[arg-type]
-    )
+    command = tyro.cli(Record | Compare)
     record(command) if isinstance(command, Record) else compare(command)

@@ -258,9 +258,9 @@ class ModelDrafter:
         slots = [row.slot for row, _ in hits]
         branches = [branch for _, branch in hits]
         self._candidates[slots], self._scores[slots] = found.candidates[branches], found.scores[branches]
-        q = torch.stack(found.q, 1).cpu() if found.q and hits else None  # [R, n, V]
+        q = torch.stack([each[branches] for each in found.q], 1).cpu() if found.q and hits else None  # [hits, n, V]
         tokens = [found.tokens[branch][: self._sure(row, found.tokens[branch])] for row, branch in hits]
-        return [(drafted, None if q is None else q[branch]) for drafted, branch in zip(tokens, branches, strict=True)]
+        return [(drafted, None if q is None else q[index]) for index, drafted in enumerate(tokens)]
 
     def _extend(self, rows: Sequence[Row], ahead: Sequence[Sequence[int]], names: Sequence[int] | None) -> Guess:
         """Compute what is left of text and speculation of each row; the guess after the end of each."""

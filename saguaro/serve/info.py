@@ -30,6 +30,8 @@ def describe(llm: LLM) -> dict[str, Any]:
         "dtype": str(engine.loaded.model.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "method": engine.method.name,
+        "draft": engine.config.draft,
+        "link": type(engine.round.draft).__name__.lower(),
         "weight_bytes": engine.loaded.weight_bytes,
         "kv_bytes": engine.kv.n_bytes,
         "kv_bytes_per_token": engine.kv.bytes_per_token,

@@ -37,7 +37,7 @@ class Patience:
     """The same for one that is starting."""
     pauses: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
     """Before the first restart, the second, ...; the last is for all that follow."""
-    settled: float = 60.0
+    settled: float = 10.0
     """A draft that has answered for so long starts with the first pause again."""
     lull: float = 0.005
     """Longest wait in a round for the rest of a late reply that is on its way."""
@@ -63,7 +63,7 @@ class Process:
         self.n_starts = self.n_deaths = self.n_late = 0
         self.failure: str | None = None  # why the last draft died, until the next is ready
         self.timeout = timeout  # seconds
-        self._config, self._limits, self._patience = config, Limits.of(config), patience
+        self._config, self._limits, self.patience = config, Limits.of(config), patience
         self._command, self._threads, self._cores = worker, threads, cores
         self._child: Child | None = None
         self._is_closed = self._is_in_step = self._is_afresh = False
@@ -179,13 +179,13 @@ class Process:
             except (OSError, EOFError, WireError, DraftError) as e:
                 self._lose(child, e)
         elif child.is_gone():
-            self._mourn(child.epitaph(), child.answered_at - child.ready_at >= self._patience.settled)
+            self._mourn(child.epitaph(), child.answered_at - child.ready_at >= self.patience.settled)
             child.close()
 
     def _listen(self, child: Child) -> None:
         """Send and take what can be, for a draft that is starting or behind; otherwise nothing should come."""
         channel, was_ready = child.channel, child.is_ready
-        deadline = now() + self._patience.lull
+        deadline = now() + self.patience.lull
         while (message := channel.exchange()) is None and channel.is_midway and channel.wait(deadline):
             pass
         if message is not None:
@@ -197,7 +197,7 @@ class Process:
             raise WireError(f"it did nothing for {self._limit(child):g} seconds")
 
     def _limit(self, child: Child) -> float:
-        return max(self._patience.behind, 10 * self.timeout) if child.is_ready else self._patience.loading
+        return max(self.patience.behind, 10 * self.timeout) if child.is_ready else self.patience.loading
 
     def _start(self) -> None:
         self.n_starts += 1
@@ -221,7 +221,7 @@ class Process:
         """Count a death, and say when the next draft is to be started."""
         self.n_deaths += 1
         self.failure = why
-        pauses = self._patience.pauses
+        pauses = self.patience.pauses
         self._n_failures = 0 if is_settled else self._n_failures
         pause = pauses[min(self._n_failures, len(pauses) - 1)]
         self._n_failures, self._start_at, self._child = self._n_failures + 1, now() + pause, None

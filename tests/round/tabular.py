@@ -401,7 +401,7 @@ def new_rig(setting: Setting) -> Rig:
         PagePool(plan.n_pages, plan.page_size),
         max_length=N_POSITIONS,
         max_rows=setting.n_rows,
-        max_tokens=64,
+        max_tokens=64 * setting.n_rows,
         lookahead=setting.lookahead if method.drafts else 0,
     )
     runner = Runner(target, SDPAttention(KVCache(plan, target.spec, CPU, torch.float64)))

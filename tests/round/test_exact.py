@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from saguaro import rng
 from saguaro.algo import sampling
 from saguaro.config import FALLBACKS
 from saguaro.draft.fallback import ByBatch, Measured
-from saguaro.draft.guess import DrawnGuess, Guess, rng
+from saguaro.draft.guess import DrawnGuess, Guess
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.random import RandomTokens
