@@ -7,26 +7,16 @@ lost draft is the first of these without a path of its own. Prefill is a row wit
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from saguaro.draft.cache import SpeculationCache
 from saguaro.draft.fallback import Fallback
 from saguaro.draft.model import Drafter
 from saguaro.draft.planner import Planner
 from saguaro.draft.rows import Row, Rows
+from saguaro.engine.observe import round_event
 from saguaro.engine.scheduler import Batch, Commit, Scheduler, lookahead_limits
 from saguaro.engine.verifier import Verifier
-from saguaro.types import (
-    CACHE,
-    DraftLink,
-    DraftTimes,
-    Joined,
-    Observer,
-    Outcome,
-    RoundEvent,
-    RowEvent,
-    Speculation,
-)
+from saguaro.types import DraftLink, DraftTimes, Joined, Observer, Outcome, Speculation
 
 now = time.perf_counter
 
@@ -66,20 +56,14 @@ class Round:
         self._outcome = pending.outcome()
         decided = now()
         commits = self.scheduler.commit(batch, spec, self._outcome)
-        self._observe(batch, spec, commits, [began, asked, launched, overlapped, decided])
+        self._number += 1
+        for observe in self.observers:
+            observe(round_event(self._number, batch, spec, commits, [began, asked, launched, overlapped, decided]))
         return commits
 
     def _introduce_all(self) -> None:
         self._outcome = Outcome.nothing()
         self.scheduler.rejoin()
-
-    def _observe(self, batch: Batch, spec: Speculation, commits: Sequence[Commit], at: Sequence[float]) -> None:
-        rows = tuple(RowEvent(c.request.id, c.length, c.k, c.source, len(c.tokens), c.room) for c in commits)
-        speculate, launch, overlap, collect = pairwise(at)
-        n_computed = sum(row.n_tokens for row in batch.rows) + int(spec.length.sum())
-        self._number += 1
-        for observe in self.observers:
-            observe(RoundEvent(self._number, n_computed, rows, speculate, launch, overlap, collect, spec.times))
 
 
 class DraftSide:
@@ -119,13 +103,8 @@ class DraftSide:
         self.drafter.settle(list(self.rows))
         known = [(row, n) for slot, n in zip(slots, room, strict=True) if (row := self.rows.get(slot)) is not None]
         wanted = [(row, min(n, self._lookahead)) for row, n in known if n > 0]
-        branches = self.cache.look_up(outcome)
-        hits = [(row, n) for row, n in wanted if row.slot in branches]
-        prepared = self.drafter.adopt([(row, branches[row.slot]) for row, _ in hits])
-        for (row, n), (tokens, q) in zip(hits, prepared, strict=True):
-            row.propose(tokens[:n], CACHE, q)
-        self.fallback.draft([(row, n) for row, n in wanted if row.slot not in branches], len(slots))
-        self.cache.clear()
+        missed = self.cache.serve(outcome, wanted, self.drafter)
+        self.fallback.draft(missed, len(slots))
         self._asked = [row for row, _ in known]
         spec = self.rows.in_flight(slots, self._lookahead, self._n_vocab)
         return replace(spec, times=DraftTimes((began, now()), self._prepared))

@@ -3,10 +3,12 @@
 It lives for one round: what was prepared after one speculation means nothing after the next.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from saguaro.algo.planning import Planned
-from saguaro.types import Outcome
+from saguaro.draft.model import Drafter
+from saguaro.draft.rows import Wanted
+from saguaro.types import CACHE, Outcome
 
 
 class SpeculationCache:
@@ -38,6 +40,16 @@ class SpeculationCache:
     def forget(self, slots: Collection[int]) -> None:
         """Forget what was prepared for these rows."""
         self._branches = {key: branch for key, branch in self._branches.items() if key[0] not in slots}
+
+    def serve(self, outcome: Outcome, wanted: Sequence[Wanted], drafter: Drafter) -> list[Wanted]:
+        """Put in flight what was prepared for these rows; those for which nothing was. Everything is forgotten."""
+        branches = self.look_up(outcome)
+        hits = [(row, n) for row, n in wanted if row.slot in branches]
+        prepared = drafter.adopt([(row, branches[row.slot]) for row, _ in hits])
+        for (row, n), (tokens, q) in zip(hits, prepared, strict=True):
+            row.propose(tokens[:n], CACHE, q)
+        self.clear()
+        return [(row, n) for row, n in wanted if row.slot not in branches]
 
     def look_up(self, outcome: Outcome) -> dict[int, int]:
         """Slot -> branch, of the rows whose outcome was prepared."""

@@ -9,12 +9,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from saguaro.algo.theory import critical_batch_size
-from saguaro.draft.rows import Proposal, Proposer, Row, Rows
-from saguaro.types import CACHE, EMPTY, Outcome
-
-Wanted = tuple[Row, int]  # a row, and how many tokens it has room for
+from saguaro.draft.rows import Proposal, Proposer, Row, Rows, Wanted
+from saguaro.types import EMPTY, Outcome
 
 EVERY = 64  # of the decisions of `Measured`, one is made the other way, to keep measuring both
 
@@ -61,7 +60,7 @@ class ByBatch:
 
     @property
     def critical(self) -> float:
-        """b* as it stands; infinite until both kinds of round have been seen."""
+        """b* as it stands; infinite until a miss has been drafted."""
         seen = self._seen
         hit_p, hit_b = seen.hit_after_hit.mean(0.8), seen.hit_after_miss.mean(0.8)
         tokens_p, tokens_b = 1 + seen.accepted_slow.mean(1.0), 1 + seen.accepted_fast.mean(0.0)
@@ -74,7 +73,7 @@ class ByBatch:
 
     def learn(self, outcome: Outcome, rows: Rows) -> None:
         """See Fallback."""
-        self._seen.outcome(outcome, rows, self._primary.source)
+        self._seen.outcome(outcome, rows)
 
 
 class Measured:
@@ -85,10 +84,8 @@ class Measured:
 
     def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
         """See Fallback."""
-        if not missed:
-            return
-        self._n += 1
-        slow = self._is_worth(len(missed), n_rows) != (self._n % EVERY == 0)
+        self._n += bool(missed)
+        slow = bool(missed) and self._is_worth(len(missed), n_rows) != (self._n % EVERY == 0)
         self._seen.answer(self._primary if slow else self._backup, missed, slow)
 
     def _is_worth(self, n_missed: int, n_rows: int) -> bool:
@@ -102,7 +99,7 @@ class Measured:
 
     def learn(self, outcome: Outcome, rows: Rows) -> None:
         """See Fallback."""
-        self._seen.outcome(outcome, rows, self._primary.source)
+        self._seen.outcome(outcome, rows)
 
 
 @dataclass
@@ -132,7 +129,8 @@ class Seen:
     hit_after_miss: Average = field(default_factory=Average)
     draft_s: Average = field(default_factory=Average)  # a miss drafted by the primary
     verify_s: Average = field(default_factory=Average)  # between an answer and the next outcome
-    _was_hit: dict[int, bool] = field(default_factory=dict)
+    _was_hit: WeakKeyDictionary[Row, bool] = field(default_factory=WeakKeyDictionary)
+    _was_slow: dict[Row, bool] = field(default_factory=dict)  # the misses that were last drafted
     _answered: float = math.nan
 
     def answer(self, proposer: Proposer, missed: Sequence[Wanted], is_slow: bool) -> None:
@@ -140,10 +138,11 @@ class Seen:
         began = time.perf_counter()
         put_in_flight(proposer, missed)
         self._answered = time.perf_counter()
+        self._was_slow = {row: is_slow for row, _ in missed}
         if is_slow and missed:
             self.draft_s.add(self._answered - began)
 
-    def outcome(self, outcome: Outcome, rows: Rows, slow: int) -> None:
+    def outcome(self, outcome: Outcome, rows: Rows) -> None:
         """Count what came of what is in flight."""
         if len(outcome.slots) and not math.isnan(self._answered):
             self.verify_s.add(time.perf_counter() - self._answered)
@@ -152,13 +151,12 @@ class Seen:
             if row is None:
                 continue
             self.accepted.add(k)
-            is_hit = row.source == CACHE
-            if not is_hit:
-                (self.accepted_slow if row.source == slow else self.accepted_fast).add(k)
-            before = self._was_hit.get(slot)
-            if before is not None:
-                (self.hit_after_hit if before else self.hit_after_miss).add(is_hit)
-            self._was_hit[slot] = is_hit
+            was_slow, was_hit = self._was_slow.get(row), self._was_hit.get(row)
+            if was_slow is not None:
+                (self.accepted_slow if was_slow else self.accepted_fast).add(k)
+            if was_hit is not None:
+                (self.hit_after_hit if was_hit else self.hit_after_miss).add(row.is_hit)
+            self._was_hit[row] = row.is_hit
 
 
 def put_in_flight(proposer: Proposer, missed: Sequence[Wanted]) -> None:

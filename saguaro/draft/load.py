@@ -34,15 +34,14 @@ def dropped_layers(name: str, n_layers: int) -> list[int]:
     [3, 5, 6, 7]
     """
     parts = [part.strip() for part in name.removeprefix("drop:").split(",")]
-    ranges = [re.fullmatch(r"(\d+)(?:-(\d+))?", part) for part in parts]
-    found = [
-        layer for match in ranges if match is not None for layer in range(int(match[1]), int(match[2] or match[1]) + 1)
-    ]
-    if None in ranges or not found:
+    matches = [match for part in parts if (match := re.fullmatch(r"(\d+)(?:-(\d+))?", part)) is not None]
+    ranges = [(int(match[1]), int(match[2] or match[1])) for match in matches]
+    if len(matches) < len(parts) or any(first > last for first, last in ranges):
         raise ConfigError(f"draft is {name!r}; write drop: and layers, such as drop:20 or drop:4,9-12")
-    if max(found) >= n_layers or len(set(found)) >= n_layers:
+    found = {layer for first, last in ranges for layer in range(first, min(last, n_layers) + 1)}
+    if max(last for _, last in ranges) >= n_layers or len(found) >= n_layers:
         raise ConfigError(f"draft is {name!r}; the target has layers 0 to {n_layers - 1}, and one must be left")
-    return sorted(set(found))
+    return sorted(found)
 
 
 def check_vocabulary(config: DraftConfig, model: Transformer) -> None:
@@ -53,10 +52,10 @@ def check_vocabulary(config: DraftConfig, model: Transformer) -> None:
         raise TokenizerMismatch(
             f"the draft {draft} knows {model.spec.n_vocab} tokens, the target {target} says {config.n_vocab}; {remedy}"
         )
-    if not has_tokenizer(draft):
-        return  # weights alone, made for this target
+    if not (has_tokenizer(draft) and has_tokenizer(target)):
+        return  # weights alone, made for this target; or a target whose tokenizer came from elsewhere
     theirs, ours = (load_tokenizer(path, model.spec.n_vocab).spelling for path in (draft, target))
-    odd = [token for token in ours if theirs.get(token) != ours[token]]
+    odd = sorted(token for token in ours if theirs.get(token) != ours[token])
     if len(odd) > MOST_ODD * len(ours):
         first = f"token {odd[0]} is {theirs.get(odd[0])!r} to the draft and {ours[odd[0]]!r} to the target"
         raise TokenizerMismatch(

@@ -36,6 +36,9 @@ class Row:
         self.speculation, self.source, self.q = list(tokens), source if tokens else EMPTY, q
 
 
+Wanted = tuple[Row, int]  # a row, and how many tokens it has room for
+
+
 @dataclass(frozen=True)
 class Proposal:
     """What somebody proposes after some texts."""

@@ -1,0 +1,21 @@
+"""A round as its observers see it."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from saguaro.engine.scheduler import Batch, Commit
+from saguaro.types import RoundEvent, RowEvent, Speculation
+
+
+def round_event(
+    number: int,
+    batch: Batch,
+    spec: Speculation,
+    commits: Sequence[Commit],
+    at: Sequence[float],  # five moments: asking, launching, overlapping and collecting lie between them
+) -> RoundEvent:
+    """What a round computed and gave, and when."""
+    rows = tuple(RowEvent(c.request.id, c.length, c.k, c.source, len(c.tokens), c.room) for c in commits)
+    speculate, launch, overlap, collect = pairwise(at)
+    n_computed = sum(row.n_tokens for row in batch.rows) + int(spec.length.sum())
+    return RoundEvent(number, n_computed, rows, speculate, launch, overlap, collect, spec.times)
