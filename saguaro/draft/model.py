@@ -124,9 +124,9 @@ class ModelDrafter:
         self._branches = _Branches([], self._candidates[:0], self._scores[:0])
 
     def admit(self, rows: Sequence[Row]) -> None:
-        """Follow these rows, with what is known of their texts already; one with tokens the model lacks is left out."""
+        """Follow these rows, with what is known of their texts already; not one that names tokens the model lacks."""
         for row in rows:
-            if max(row.text) < self._model.spec.n_vocab:
+            if max(*row.text, *row.request.params.logit_bias, *row.request.stop_ids, 0) < self._model.spec.n_vocab:
                 table, n_cached = self.pool.match(row.text)
                 self._trunks[row.slot] = _Trunk(table, n_cached)
 
@@ -151,7 +151,7 @@ class ModelDrafter:
         for row in rows:
             while left > 0 and row.slot in self._trunks and not self._is_near(row) and self._reserve(row):
                 trunk = self._trunks[row.slot]
-                tokens = row.text[trunk.n_computed :][: min(CHUNK, left)]
+                tokens = row.text[trunk.n_computed : -1][: min(CHUNK, left)]  # candidates come with the last token
                 self._forward([Segment(tokens, trunk.n_computed, trunk.table.pages, 0)])
                 trunk.n_computed += len(tokens)
                 left -= len(tokens)

@@ -29,7 +29,7 @@ from tests.round.tabular import (
     under,
 )
 
-N_TEXTS = 1500
+N_TEXTS, FIRST_SEED = 1500, 10_000
 TARGET = new_law(5, width=3)
 DRAFT = draft_of(TARGET, 5)
 
@@ -37,7 +37,7 @@ DRAFT = draft_of(TARGET, 5)
 def chi_square(setting: Setting) -> tuple[float, Counter[str]]:
     """How far the texts of many seeds are from the target's law, in standard deviations; and who drafted."""
     params = SamplingParams(max_tokens=setting.max_tokens)
-    requests = [Request(f"r{seed}", PROMPT, params, seed) for seed in range(N_TEXTS)]
+    requests = [Request(f"r{i}", PROMPT, params, FIRST_SEED + i) for i in range(N_TEXTS)]
     with patch.object(fallback, "time", Clock()):
         commits = new_rig(setting).run(requests)
     law = text_law(setting.target, setting.max_tokens)

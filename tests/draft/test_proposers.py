@@ -1,0 +1,186 @@
+"""Every proposer keeps the same promises: one suite for all of them, and what is special about each."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saguaro.config import DraftConfig, SamplingParams
+from saguaro.draft.fallback import Nobody
+from saguaro.draft.model import ModelDrafter
+from saguaro.draft.ngram import Ngram
+from saguaro.draft.random import RandomTokens
+from saguaro.draft.rows import Proposal, Proposer, Row, Rows
+from saguaro.draft.scripted import Scripted
+from saguaro.methods import draft_side
+from saguaro.model.tiny import write_tiny
+from saguaro.types import DRAFT, EMPTY, NGRAM, RANDOM, SCRIPT, SOURCES, Joined
+
+V, K = 264, 4
+TEXTS = [[5, 6, 7, 8, 5, 6], [1, 2, 3], [9], [4, 4, 4, 4], list(range(30, 55))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny"), "llama")
+
+
+class Known:
+    """A model that has read every text it is asked about."""
+
+    source = DRAFT
+
+    def __init__(self, drafter: ModelDrafter) -> None:
+        self._drafter, self._admitted = drafter, set[int]()
+
+    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+        new = [row for row in rows if row.slot not in self._admitted]
+        self._admitted |= {row.slot for row in new}
+        self._drafter.admit(new)
+        self._drafter.settle(rows)
+        self._drafter.read(rows, lambda: False)
+        return self._drafter.propose(rows, lookahead)
+
+
+def model(folder: Path, verification: str) -> Known:
+    config = DraftConfig(
+        draft=str(folder),
+        target=str(folder),
+        planner="nothing",
+        fallback="draft",
+        verification=verification,
+        lookahead=K,
+        budget=2,
+        saguaro_c=0.5,
+        n_vocab=V,
+        max_rows=8,
+        n_tokens=512,
+        page_size=4,
+    )
+    drafter = draft_side(config).drafter
+    assert isinstance(drafter, ModelDrafter)
+    return Known(drafter)
+
+
+MAKERS: dict[str, tuple[int, Callable[[Path], Proposer]]] = {
+    "nobody": (EMPTY, lambda _: Nobody()),
+    "ngram": (NGRAM, lambda _: Ngram()),
+    "random": (RANDOM, lambda _: RandomTokens(V)),
+    "scripted": (SCRIPT, lambda _: Scripted(lambda text, n: [text[-1]] * (len(text) % 3 * n))),
+    "model": (DRAFT, lambda folder: model(folder, "shared")),
+    "drawn": (DRAFT, lambda folder: model(folder, "rejection")),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def proposer(request: pytest.FixtureRequest, folder: Path) -> Proposer:
+    source, make = MAKERS[request.param]
+    made = make(folder)
+    assert (made.source, SOURCES[made.source]) == (source, SOURCES[source])
+    return made
+
+
+def admitted(texts: Sequence[Sequence[int]]) -> list[Row]:
+    hot, cold = SamplingParams(temperature=1.0), SamplingParams(temperature=0.0)
+    return Rows().admit([Joined(s, text, 1, s, (hot, cold)[s % 2]) for s, text in enumerate(texts)])
+
+
+def check(proposer: Proposer, rows: Sequence[Row], lookahead: int) -> list[list[int]]:
+    """Ask, and see that the promises are kept."""
+    before = [(list(row.text), list(row.speculation), row.source) for row in rows]
+    proposal = proposer.propose(rows, lookahead)
+    assert [(row.text, row.speculation, row.source) for row in rows] == before, "rows are not the proposer's to change"
+    assert len(proposal.tokens) == len(rows)
+    for index, tokens in enumerate(proposal.tokens):
+        assert len(tokens) <= lookahead
+        assert all(0 <= token < V for token in tokens)
+        if proposal.q is not None:
+            drawn_from = proposal.q[index, : len(tokens)]
+            assert torch.allclose(drawn_from.sum(-1), torch.ones(len(tokens)))
+            assert all(drawn_from[at, token] > 0 for at, token in enumerate(tokens))
+    if proposal.q is not None:
+        assert proposal.q.shape == (len(rows), lookahead, V)
+    return proposal.tokens
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, K])
+def test_a_proposal_for_every_row_and_none_too_long(proposer: Proposer, lookahead: int) -> None:
+    check(proposer, admitted(TEXTS), lookahead)
+    check(proposer, [], lookahead)
+
+
+def test_texts_grow_and_rows_are_asked_for_in_any_order(proposer: Proposer) -> None:
+    rows = admitted(TEXTS)
+    for _ in range(3):
+        tokens = check(proposer, rows, K)
+        for row, own in zip(rows, tokens, strict=True):
+            row.text.extend([*own[:2], 7])
+        rows = rows[1:] + rows[:1]
+    check(proposer, rows[1:3], K - 1)
+
+
+def test_a_model_says_the_same_whoever_else_is_asked(folder: Path) -> None:
+    together = check(model(folder, "shared"), admitted(TEXTS), K)
+    assert all(len(tokens) == K for tokens in together)
+    for index, row in enumerate(admitted(TEXTS)):
+        assert check(model(folder, "shared"), [row], K) == [together[index]]
+
+
+# n-grams
+
+
+def naive(text: Sequence[int], lookahead: int, longest: int, shortest: int) -> list[int]:
+    """What followed the latest earlier occurrence of the longest ending that has one."""
+    for n in range(longest, shortest - 1, -1):
+        for at in range(len(text) - 1, n - 1, -1):
+            if text[at - n : at] == text[-n:]:
+                return list(text[at : at + lookahead])
+    return []
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(
+    pieces=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=5),
+    lookahead=st.integers(1, 5),
+    longest=st.integers(1, 4),
+)
+def test_ngrams_are_those_of_a_search_through_the_text(pieces: list[list[int]], lookahead: int, longest: int) -> None:
+    ngram, rows = Ngram(longest, 1), admitted([pieces[0], pieces[-1]])
+    for piece in pieces:
+        expected = [naive(row.text, lookahead, longest, 1) for row in rows]
+        assert ngram.propose(rows, lookahead).tokens == expected
+        rows[0].text.extend(piece)
+
+
+def test_ngrams_forget_a_row_with_its_text() -> None:
+    ngram, rows = Ngram(), Rows()
+    rows.admit([Joined(0, [5, 6, 7, 5, 6])])
+    assert ngram.propose(list(rows), 2).tokens == [[7, 5]]
+    rows.retire([0])
+    rows.admit([Joined(0, [1, 5, 6])])
+    assert ngram.propose(list(rows), 2).tokens == [[]]
+
+
+# Chance and script
+
+
+def test_random_tokens_are_any_tokens_and_come_back_with_their_seed() -> None:
+    rows = admitted([[1]] * 50)
+    first, second = (RandomTokens(7, seed).propose(rows, 4).tokens for seed in (1, 2))
+    assert {token for tokens in first for token in tokens} == set(range(7))
+    assert first != second
+    assert first == RandomTokens(7, 1).propose(rows, 4).tokens
+
+
+def test_a_script_sees_the_text_and_how_much_is_wanted() -> None:
+    asked: list[tuple[list[int], int]] = []
+
+    def script(text: Sequence[int], lookahead: int) -> Sequence[int]:
+        asked.append((list(text), lookahead))
+        return range(100)
+
+    assert Scripted(script).propose(admitted([[3], [4, 5]]), 2).tokens == [[0, 1], [0, 1]]
+    assert asked == [([3], 2), ([4, 5], 2)]

@@ -1,0 +1,361 @@
+"""What every method must do, on tiny real transformers: the table of methods is the list of cases.
+
+Under shared noise the tokens are the true ones, in company, when pages run out, when requests come and go; under
+rejection they are at temperature 0, and at temperature 1 a function of the seed. Both page pools balance after every
+round. What was prepared is what would have been drafted: the adopted keys and values are those of the text.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from saguaro import methods
+from saguaro.config import DraftConfig
+from saguaro.draft import fallback
+from saguaro.draft.branches import BranchAttention, Fork
+from saguaro.draft.model import ModelDrafter
+from saguaro.draft.rows import Row
+from saguaro.engine.attention import SDPAttention, slots_of
+from saguaro.engine.kv import KVCache, KVPlan
+from saguaro.engine.layout import Segment, flatten
+from saguaro.engine.pages import PagePool
+from saguaro.engine.request import Request
+from saguaro.engine.runner import Runner
+from saguaro.engine.sampler import Sampler
+from saguaro.engine.scheduler import Commit, Scheduler
+from saguaro.engine.verifier import Verifier
+from saguaro.methods import METHODS, Method
+from saguaro.model.transformer import Transformer
+from saguaro.round import DraftSide, Round
+from saguaro.transport.inline import Inline
+from saguaro.transport.silent import Silent
+from saguaro.types import CACHE, DraftLink, Joined, Outcome
+from tests.engine.test_round import CPU, N_KNOWN, SPEC, new_model, new_requests, true_logits, true_output
+from tests.round.tabular import RULES, Clock, under
+
+N_REQUESTS = 8
+SIZES = [(1, 1), (1, 6), (4, 1), (4, 6)]  # lookahead, budget
+
+
+@dataclass
+class Rig:
+    """An engine without its outer layer, whose page pools are checked after every round."""
+
+    scheduler: Scheduler
+    round: Round
+    side: DraftSide
+    sources: Counter[str] = field(default_factory=Counter)
+
+    def play(self) -> list[Commit]:
+        commits = self.round.play()
+        self.scheduler.pool.check(self.scheduler.tables())
+        drafter = self.side.drafter
+        if isinstance(drafter, ModelDrafter):
+            drafter.pool.check(trunk.table for trunk in drafter._trunks.values())
+        self.sources.update(commit.source for commit in commits)
+        return commits
+
+    def run(self, requests: Sequence[Request]) -> list[list[int]]:
+        """Serve them all; their outputs."""
+        for request in requests:
+            self.scheduler.add(request)
+        while self.scheduler.has_work:
+            self.play()
+        return [request.output for request in requests]
+
+
+def new_rig(
+    method: Method,
+    target: Transformer,
+    draft: Transformer,
+    *,
+    lookahead: int = 4,
+    budget: int = 6,
+    n_pages: int = 300,
+    page_size: int = 4,
+    max_rows: int = N_REQUESTS,
+    max_tokens: int = 400,
+    draft_tokens: int = 1200,
+    link: Callable[[DraftSide], DraftLink] = Inline,
+) -> Rig:
+    """A method as the engine puts it together; whoever reads memory that was never written gets NaN."""
+    config = DraftConfig(
+        draft="a model" if method.needs_model else None,
+        target="a model",
+        planner=method.planner,
+        fallback=method.fallback,
+        verification=method.verification,
+        cut=method.cut,
+        lookahead=lookahead,
+        budget=budget,
+        n_vocab=N_KNOWN,
+        max_rows=max_rows,
+        n_tokens=draft_tokens,
+        page_size=page_size,
+    )
+    with patch.object(methods, "load_draft", lambda config, target: draft):
+        side = methods.draft_side(config)
+    if isinstance(side.drafter, ModelDrafter):
+        side.drafter._cache._memory.fill_(math.nan)
+        side.drafter._attention.own.fill_(math.nan)
+    plan = KVPlan(n_pages, page_size, SPEC.kv_bytes_per_token(torch.float64), SPEC.max_length)
+    cache = KVCache(plan, SPEC, CPU, torch.float64)
+    cache._memory.fill_(math.nan)
+    scheduler = Scheduler(
+        PagePool(n_pages, page_size),
+        max_length=SPEC.max_length,
+        max_rows=max_rows,
+        max_tokens=max_tokens,
+        lookahead=lookahead if method.drafts else 0,
+    )
+    rule = RULES[method.verification](Sampler(N_KNOWN))
+    verifier = Verifier(Runner(target, SDPAttention(cache)), rule, n_known=N_KNOWN, page_size=page_size)
+    return Rig(scheduler, Round(scheduler, verifier, link(side) if method.drafts else Silent()), side)
+
+
+@pytest.fixture(autouse=True)
+def _clock() -> Iterator[None]:
+    """Nothing here depends on how fast this machine is."""
+    with patch.object(fallback, "time", Clock()):
+        yield
+
+
+@pytest.fixture(scope="module")
+def target() -> Transformer:
+    return new_model(seed=0)
+
+
+@pytest.fixture(scope="module")
+def draft(target: Transformer) -> Transformer:
+    """Good enough to be right now and then."""
+    return target.without([1])
+
+
+@pytest.fixture(scope="module")
+def truth(target: Transformer) -> list[list[int]]:
+    """The outputs of new_requests(n=N_REQUESTS)."""
+    return [true_output(target, request) for request in new_requests(n=N_REQUESTS)]
+
+
+@pytest.mark.parametrize(("lookahead", "budget"), SIZES)
+@pytest.mark.parametrize("method", METHODS)
+def test_shared_noise_gives_the_true_tokens(
+    method: str, lookahead: int, budget: int, target: Transformer, draft: Transformer, truth: list[list[int]]
+) -> None:
+    rig = new_rig(under("shared", method), target, draft, lookahead=lookahead, budget=budget)
+    assert rig.run(new_requests(n=N_REQUESTS)) == truth
+    parts = METHODS[method]
+    if budget > 1:
+        assert bool(rig.sources["cache"]) == (parts.planner != "nothing")
+    assert bool(rig.sources["draft"]) == (parts.fallback in ("draft", "batch", "measured"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_draft_that_is_always_wrong_changes_nothing(method: str, target: Transformer, truth: list[list[int]]) -> None:
+    rig = new_rig(under("shared", method), target, new_model(seed=1), lookahead=3, budget=3)
+    assert rig.run(new_requests(n=N_REQUESTS)) == truth
+
+
+@pytest.mark.parametrize("draft_tokens", [1200, 0])  # 0: the draft has room for a text or two
+@pytest.mark.parametrize("method", METHODS)
+def test_preemption_changes_nothing(
+    method: str, draft_tokens: int, target: Transformer, draft: Transformer, truth: list[list[int]]
+) -> None:
+    parts = under("shared", method)
+    rig = new_rig(parts, target, draft, lookahead=3, budget=3, n_pages=14, max_tokens=64, draft_tokens=draft_tokens)
+    assert rig.run(new_requests(n=N_REQUESTS)) == truth
+    assert rig.scheduler.n_preemptions > 0
+
+
+class AbortsInMidStep(Inline):
+    """Requests are aborted while the target computes, as another thread's client may."""
+
+    during: Callable[[], None]
+
+    def overlap(self) -> None:
+        self.during()
+        super().overlap()
+
+
+@pytest.mark.parametrize("is_mid_step", [False, True])
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.drafts])
+def test_requests_that_come_and_go(
+    method: str, is_mid_step: bool, target: Transformer, draft: Transformer, truth: list[list[int]]
+) -> None:
+    """Three rows, a new request every other round, every third aborted: slots are reused."""
+    link = AbortsInMidStep if is_mid_step else Inline
+    rig = new_rig(under("shared", method), target, draft, lookahead=3, budget=4, max_rows=3, link=link)
+    requests = new_requests(n=N_REQUESTS)
+    waiting, aborted = list(requests), requests[1::3]
+
+    def abort() -> None:
+        for request in aborted:
+            if request.n_output >= 3:
+                rig.scheduler.abort(request)
+
+    if isinstance(rig.round.draft, AbortsInMidStep):
+        rig.round.draft.during = abort
+    for n_round in range(1000):
+        if n_round % 2 == 0 and waiting:
+            rig.scheduler.add(waiting.pop(0))
+        rig.play()
+        if not is_mid_step:
+            abort()
+        if not waiting and not rig.scheduler.has_work:
+            break
+    assert not rig.scheduler.has_work
+    assert any(request.finish_reason == "abort" for request in aborted)
+    for request, output in zip(requests, truth, strict=True):
+        assert request.output == (output[: request.n_output] if request in aborted else output)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rejection_at_temperature_0_gives_the_true_tokens(method: str, target: Transformer, draft: Transformer) -> None:
+    requests = new_requests(["greedy"], n=N_REQUESTS)
+    rig = new_rig(under("rejection", method), target, draft, lookahead=3, budget=4)
+    assert rig.run(requests) == [true_output(target, request) for request in requests]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rejection_at_temperature_1_is_a_function_of_the_seed(
+    method: str, target: Transformer, draft: Transformer
+) -> None:
+    outputs = []
+    for _ in range(2):
+        with patch.object(fallback, "time", Clock()):
+            rig = new_rig(under("rejection", method), target, draft, lookahead=3, budget=4, n_pages=24, max_rows=5)
+            outputs.append(rig.run(new_requests(["warm"], n=N_REQUESTS, max_tokens=12)))
+    assert outputs[0] == outputs[1]
+    assert all(len(output) == 12 for output in outputs[0])
+    assert len({tuple(output[:6]) for output in outputs[0]}) == N_REQUESTS
+
+
+class Compares(Inline):
+    """Before it prepares, compares its drafter with one that reads every text from scratch."""
+
+    new_drafter: Callable[[], ModelDrafter]
+    n_hits = 0
+    n_compared = 0
+
+    def overlap(self) -> None:
+        drafter, rows = self.side.drafter, list(self.side._asked)
+        assert isinstance(drafter, ModelDrafter)
+        hits = [row for row in rows if row.source == CACHE]
+        self.n_hits += len(hits)
+        for hit in hits:
+            assert hit.speculation == self._fresh(hit).propose([hit], len(hit.speculation)).tokens[0]
+        found = drafter.look_ahead(rows)
+        for at, slot in enumerate(found.slots.tolist()):
+            row = self.side.rows.get(slot)
+            assert row is not None
+            fresh = self._fresh(row)
+            n = int(found.length[at]) + 1
+            wanted = fresh.look_ahead([row])
+            assert found.candidates[at, :n].equal(wanted.candidates[0, :n])
+            assert torch.allclose(found.scores[at, :n], wanted.scores[0, :n], atol=1e-4)
+            assert torch.allclose(memory(drafter, row), memory(fresh, row), rtol=0, atol=1e-9)
+            self.n_compared += 1
+        super().overlap()
+
+    def _fresh(self, row: Row) -> ModelDrafter:
+        fresh = self.new_drafter()
+        fresh._is_near = lambda row: True  # type: ignore[method-assign]  # however long the text
+        fresh.admit([row])
+        return fresh
+
+
+def memory(drafter: ModelDrafter, row: Row) -> Tensor:
+    """Keys and values of a row's text and speculation."""
+    length = len(row.text) + len(row.speculation)
+    assert drafter._trunks[row.slot].n_computed >= length
+    slots = slots_of(drafter._trunks[row.slot].table.pages, length, drafter._cache.page_size)
+    return drafter._cache._memory[:, slots]
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.planner != "nothing"])
+def test_what_was_adopted_is_what_the_text_gives(
+    method: str, page_size: int, target: Transformer, draft: Transformer
+) -> None:
+    """Tokens, candidates, keys and values are those of a drafter that starts anew, round after round."""
+
+    def rig_of(link: Callable[[DraftSide], DraftLink]) -> Rig:
+        sizes = {"lookahead": 2, "budget": 4, "page_size": page_size, "n_pages": 1000 // page_size, "max_rows": 4}
+        return new_rig(under("shared", method), target, draft, link=link, **sizes)
+
+    rig = rig_of(Compares)
+    link = rig.round.draft
+    assert isinstance(link, Compares)
+
+    def new_drafter() -> ModelDrafter:
+        drafter = rig_of(Inline).side.drafter
+        assert isinstance(drafter, ModelDrafter)
+        return drafter
+
+    link.new_drafter = new_drafter
+    rig.run(new_requests(n=4, max_tokens=16))
+    assert link.n_hits > 0
+    assert link.n_compared > 20
+
+
+@pytest.mark.parametrize("n_tokens", [5, 6, 7, 40, 64, 65, 100])
+def test_a_text_read_in_chunks_has_the_candidates_of_one_read_at_once(
+    n_tokens: int, target: Transformer, draft: Transformer
+) -> None:
+    """However much of it was read ahead of time, and up to its very end."""
+    text = [at % N_KNOWN for at in range(n_tokens)]
+
+    def candidates(is_near: bool) -> tuple[Tensor, Tensor]:
+        side = new_rig(under("shared", "ssd"), target, draft, lookahead=2, budget=4).side
+        drafter = side.drafter
+        assert isinstance(drafter, ModelDrafter)
+        if is_near:
+            drafter._is_near = lambda row: True  # type: ignore[method-assign]
+        side.admit([Joined(0, text, n_tokens, seed=7)])
+        side.respond(Outcome.nothing(), [0], [0])
+        rows = list(side.rows)
+        drafter.read(rows, lambda: False)
+        ahead = drafter.look_ahead(rows)
+        return ahead.candidates[:, 0], ahead.scores[:, 0]
+
+    found, wanted = candidates(is_near=False), candidates(is_near=True)
+    assert found[0].equal(wanted[0])
+    assert torch.allclose(found[1], wanted[1], atol=1e-4)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@torch.inference_mode()
+def test_a_branch_sees_its_trunk_up_to_the_fork_and_itself(page_size: int, target: Transformer) -> None:
+    """Three rows on scattered pages, forks at different positions or all at the end; against the text written out."""
+    chance = random.Random(3)
+    n_pages, n_own = 60, 4
+    plan = KVPlan(n_pages, page_size, SPEC.kv_bytes_per_token(torch.float64), SPEC.max_length)
+    cache = KVCache(plan, SPEC, CPU, torch.float64)
+    cache._memory.fill_(math.nan)
+    pages = chance.sample(range(n_pages), n_pages)
+    texts = [[chance.randrange(N_KNOWN) for _ in range(n)] for n in (11, 5, 8)]
+    forks = [[11, 8, 9, 11, 7], [5, 5], [3, 8, 1]]
+    trunks = [sorted(pages[20 * i : 20 * i + 20], reverse=i == 1) for i in range(3)]
+    runner = Runner(target, SDPAttention(cache))
+    segments = [Segment(text, 0, trunk, 1) for text, trunk in zip(texts, trunks, strict=True)]
+    runner.forward(flatten(segments, page_size, CPU))
+
+    own = [[chance.randrange(N_KNOWN) for _ in range(n_own)] for row in forks for _ in row]
+    befores = [text[:fork] for text, row in zip(texts, forks, strict=True) for fork in row]
+    attention = BranchAttention(cache, SPEC, n_branches=12, n_own=n_own)
+    attention.own.fill_(math.nan)
+    attention.plan([Fork(trunk, row) for trunk, row in zip(trunks, forks, strict=True)])
+    at = torch.tensor([fork for row in forks for fork in row])
+    for step in range(n_own):
+        attention.advance(step)
+        tokens = torch.tensor([branch[step] for branch in own])
+        logits = target.logits(target(tokens, at + step, attention))
+        for branch, (before, mine) in enumerate(zip(befores, own, strict=True)):
+            assert torch.allclose(logits[branch], true_logits(target, [*before, *mine[: step + 1]]), atol=1e-4)
