@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine with Python 3.11 or newer and make:
 #
-#   make demo    install, fetch the default model, generate
+#   make demo    install, fetch the default model, decode with ar, sd and ssd side by side
 #   make test    install with test extras, lint, check types, run the tests
 
 PYTHON ?= python3
@@ -8,12 +8,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
+DRAFT  ?= drop:14
 PROMPT ?= Explain in a few sentences how a saguaro cactus survives in the desert.
 
 .PHONY: demo test clean
 
 demo: $(VENV)/.installed
-	$(BIN)/saguaro generate --chat --prompt "$(PROMPT)" --temperature 0 --max-tokens 128 --metrics
+	$(BIN)/saguaro compare --prompt "$(PROMPT)" --draft $(DRAFT) --lookahead 2 --budget 4 --max-tokens 96
 
 test: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .

@@ -209,6 +209,8 @@ class DraftConfig:
     """Path of a model, drop:I,J,... or None where no model drafts."""
     target: str
     """Path of the target."""
+    tokenizer: str
+    """Path of its tokenizer."""
     planner: str
     """Which outcomes are prepared (saguaro.methods)."""
     fallback: str
@@ -227,6 +229,8 @@ class DraftConfig:
     """How many drafts were started before this one: no two may draw with the same noise."""
     n_vocab: int
     """Tokens the target can say."""
+    n_text: int
+    """Tokens a text may hold: those, and what pads the target's head."""
     max_rows: int
     """Most rows at a time."""
     n_tokens: int

@@ -15,7 +15,7 @@ from saguaro.algo.theory import critical_batch_size
 from saguaro.draft.rows import Proposal, Proposer, Row, Rows, Wanted
 from saguaro.types import EMPTY, Outcome
 
-EVERY = 64  # of the decisions of `Measured`, one is made the other way, to keep measuring both
+EVERY = 32  # of the decisions about a miss, one is made the other way, to keep measuring both
 
 
 class Fallback(Protocol):
@@ -56,7 +56,7 @@ class ByBatch:
     """The primary below b* rows, the backup from there on; b* by Theorem 17 from running measurements."""
 
     def __init__(self, primary: Proposer, backup: Proposer) -> None:
-        self._primary, self._backup, self._seen = primary, backup, Seen()
+        self._primary, self._backup, self._seen, self._n = primary, backup, Seen(), 0
 
     @property
     def critical(self) -> float:
@@ -68,7 +68,8 @@ class ByBatch:
 
     def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
         """See Fallback."""
-        slow = n_rows < self.critical
+        self._n += bool(missed)
+        slow = (n_rows < self.critical) != (bool(missed) and self._n % EVERY == 0)
         self._seen.answer(self._primary if slow else self._backup, missed, slow)
 
     def learn(self, outcome: Outcome, rows: Rows) -> None:

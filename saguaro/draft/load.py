@@ -46,14 +46,14 @@ def dropped_layers(name: str, n_layers: int) -> list[int]:
 
 def check_vocabulary(config: DraftConfig, model: Transformer) -> None:
     """Raise unless the draft's tokens mean what the target's do."""
-    draft, target = Path(str(config.draft)), Path(config.target)
+    draft, target = Path(str(config.draft)), Path(config.tokenizer)
     remedy = "a draft must have the target's vocabulary: take a smaller model of the target's family"
     if model.spec.n_vocab < config.n_vocab:
         raise TokenizerMismatch(
             f"the draft {draft} knows {model.spec.n_vocab} tokens, the target {target} says {config.n_vocab}; {remedy}"
         )
     if not (has_tokenizer(draft) and has_tokenizer(target)):
-        return  # weights alone, made for this target; or a target whose tokenizer came from elsewhere
+        return  # weights alone, made for this target
     theirs, ours = (load_tokenizer(path, model.spec.n_vocab).spelling for path in (draft, target))
     odd = sorted(token for token in ours if theirs.get(token) != ours[token])
     if len(odd) > MOST_ODD * len(ours):

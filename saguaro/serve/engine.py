@@ -227,11 +227,12 @@ class Engine:
     def _draft_config(self) -> DraftConfig:
         """What the draft's side must know."""
         config, method, model = self.config, self.method, self.loaded.model
-        device = model.device if config.draft_device == "auto" else torch.device(config.draft_device)
+        device = model.device if config.draft_device == "auto" else find_device("draft_device", config.draft_device)
         dtype = model.dtype if device.type == model.device.type else default_dtype(device)
         return DraftConfig(
             draft=draft_path(config.draft) if method.needs_model else None,
             target=str(self.loaded.path),
+            tokenizer=self.tokenizer.name,
             planner=method.planner,
             fallback=method.fallback,
             verification=method.verification,
@@ -240,6 +241,7 @@ class Engine:
             budget=config.budget,
             saguaro_c=config.saguaro_c,
             n_vocab=self.n_known,
+            n_text=model.spec.n_vocab,
             max_rows=config.max_batch_rows,
             n_tokens=self.kv.n_tokens,
             page_size=config.page_size,
@@ -365,7 +367,7 @@ def build_engine(name: str, path: Path, config: EngineConfig, tokenizer: Path | 
     choose_method(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    device = _device(config)
+    device = find_device("device", config.device)
     began = time.perf_counter()
     loaded = load(name, path, device, _dtype(config, device))
     filled = time.perf_counter()
@@ -375,12 +377,13 @@ def build_engine(name: str, path: Path, config: EngineConfig, tokenizer: Path | 
     return engine
 
 
-def _device(config: EngineConfig) -> torch.device:
-    if config.device == "auto":
+def find_device(name: str, wanted: str) -> torch.device:
+    """The device of a setting; auto: a GPU if there is one."""
+    if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(config.device)
+    device = torch.device(wanted)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device is {config.device!r}; this machine has {torch.cuda.device_count()} CUDA devices")
+        raise ConfigError(f"{name} is {wanted!r}; this machine has {torch.cuda.device_count()} CUDA devices")
     return device
 
 

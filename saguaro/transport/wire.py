@@ -35,13 +35,14 @@ class Limits:
     """What numbers in a message may be."""
 
     n_vocab: int
+    n_text: int
     lookahead: int
     max_rows: int
 
     @staticmethod
     def of(config: DraftConfig) -> "Limits":
         """Those of a draft."""
-        return Limits(config.n_vocab, config.lookahead, config.max_rows)
+        return Limits(config.n_vocab, config.n_text, config.lookahead, config.max_rows)
 
     @property
     def n_turn(self) -> int:
@@ -87,7 +88,7 @@ def decode_settings(body: Array) -> DraftConfig:
         config = build(DraftConfig, **json.loads(body.tobytes()))
     except (ValueError, TypeError, RecursionError, ConfigError) as e:
         raise WireError(f"these are no settings of a draft: {e}") from e
-    for name in ("n_vocab", "lookahead", "max_rows"):
+    for name in ("n_vocab", "n_text", "lookahead", "max_rows"):
         value = getattr(config, name)
         if type(value) is not int or not 1 <= value < 2**31:
             raise WireError(f"{name} is {value!r}; it must be a whole number of at least 1")
@@ -126,8 +127,8 @@ def decode_turn(body: Array, limits: Limits) -> Turn:
     last_slot, last_token = limits.max_rows - 1, limits.n_vocab - 1
     left = reader.ints(n_left, "slots", 0, last_slot)
     rows = reader.take(_ROW, n_joined)
-    texts = reader.ints(n_texts, "tokens", 0, last_token)
-    biased, biases = reader.ints(n_biases, "biased tokens", 0, last_token), reader.take(_FLOAT, n_biases)
+    texts = reader.ints(n_texts, "tokens", 0, limits.n_text - 1)
+    biased, biases = reader.ints(n_biases, "biased tokens", 0, limits.n_text - 1), reader.take(_FLOAT, n_biases)
     slots = reader.ints(n_decided, "slots", 0, last_slot)
     length = reader.ints(n_decided, "lengths", 0, limits.lookahead)
     n_accepted = reader.ints(n_decided, "numbers accepted", 0, limits.lookahead)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from saguaro.algo.planning import Planned
 from saguaro.draft.cache import SpeculationCache
+from saguaro.draft.model import NoModel
 from saguaro.types import Outcome
 
 SLOTS, K, V = 4, 2, 5
@@ -63,3 +64,11 @@ def test_rows_hit_and_miss_apart() -> None:
     assert cache.look_up(Outcome(slots, length, k, bonus + torch.tensor([1, 0, 0]))) == {3: 1}
     assert cache.look_up(Outcome(slots, length, k - torch.tensor([0, 1, 0]), bonus)) == {1: 2}
     assert cache.look_up(Outcome.nothing()) == {}
+
+
+def test_what_was_served_is_not_served_again() -> None:
+    """The next round may prepare nothing; then nothing must be found."""
+    cache = SpeculationCache()
+    cache.fill(planned([(0, 1, 2)], 0))
+    assert cache.serve(decided((0, 1, 3)), [], NoModel()) == []
+    assert everything(cache) == {}

@@ -42,12 +42,14 @@ def settings(draft: Path | str, target: Path, **changes: Any) -> DraftConfig:
     config = DraftConfig(
         draft=str(draft),
         target=str(target),
+        tokenizer=str(target),
         planner="nothing",
         fallback="draft",
         verification="shared",
         lookahead=2,
         budget=2,
         n_vocab=N_KNOWN,
+        n_text=N_KNOWN,
         max_rows=2,
         n_tokens=64,
         page_size=16,
@@ -206,3 +208,13 @@ def test_a_draft_that_is_damaged_or_gone(folder: Path, target_folder: Path) -> N
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelNotFound, match=r"holds no model.safetensors"):
         load_draft(settings(folder, target_folder), None)
+
+
+def test_the_tokenizer_that_is_used_decides(target_folder: Path, folder: Path, tmp_path: Path) -> None:
+    """Where a target is given another tokenizer than its folder's, its folder's does not matter."""
+    odd = Path(shutil.copytree(target_folder, tmp_path / "odd"))
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    respell(odd, dict(zip(letters, letters[::-1], strict=True)))
+    load_draft(settings(folder, odd, tokenizer=str(target_folder)), None)
+    with pytest.raises(TokenizerMismatch):
+        load_draft(settings(folder, target_folder, tokenizer=str(odd)), None)

@@ -1,7 +1,9 @@
 """Every proposer keeps the same promises: one suite for all of them, and what is special about each."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -16,8 +18,11 @@ from saguaro.draft.random import RandomTokens
 from saguaro.draft.rows import Proposal, Proposer, Row, Rows
 from saguaro.draft.scripted import Scripted
 from saguaro.methods import draft_side
+from saguaro.model.load import load
 from saguaro.model.tiny import write_tiny
-from saguaro.types import DRAFT, EMPTY, NGRAM, RANDOM, SCRIPT, SOURCES, Joined
+from saguaro.model.transformer import Transformer
+from saguaro.round import DraftSide
+from saguaro.types import DRAFT, EMPTY, NGRAM, RANDOM, SCRIPT, SOURCES, Joined, Outcome
 
 V, K = 264, 4
 TEXTS = [[5, 6, 7, 8, 5, 6], [1, 2, 3], [9], [4, 4, 4, 4], list(range(30, 55))]
@@ -25,7 +30,7 @@ TEXTS = [[5, 6, 7, 8, 5, 6], [1, 2, 3], [9], [4, 4, 4, 4], list(range(30, 55))]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("tiny"), "llama")
+    return write_tiny(tmp_path_factory.mktemp("tiny"), "llama", num_hidden_layers=3)
 
 
 class Known:
@@ -49,6 +54,7 @@ def model(folder: Path, verification: str) -> Known:
     config = DraftConfig(
         draft=str(folder),
         target=str(folder),
+        tokenizer=str(folder),
         planner="nothing",
         fallback="draft",
         verification=verification,
@@ -56,6 +62,7 @@ def model(folder: Path, verification: str) -> Known:
         budget=2,
         saguaro_c=0.5,
         n_vocab=V,
+        n_text=V,
         max_rows=8,
         n_tokens=512,
         page_size=4,
@@ -127,6 +134,73 @@ def test_a_model_says_the_same_whoever_else_is_asked(folder: Path) -> None:
     assert all(len(tokens) == K for tokens in together)
     for index, row in enumerate(admitted(TEXTS)):
         assert check(model(folder, "shared"), [row], K) == [together[index]]
+
+
+def side(target: Transformer, planner: str) -> DraftSide:
+    """The draft's side of a target without a layer; as it is drafted on a miss, or prepared."""
+    config = DraftConfig(
+        draft="drop:1",
+        target="",
+        tokenizer="",
+        planner=planner,
+        fallback="draft",
+        verification="shared",
+        lookahead=K,
+        budget=6,
+        n_vocab=V,
+        n_text=V,
+        max_rows=8,
+        n_tokens=512,
+        page_size=4,
+    )
+    return draft_side(config, target)
+
+
+def just_in_time(target: Transformer, row: Joined) -> list[int]:
+    """What a draft says that has never heard of this text before."""
+    fresh = side(target, "nothing")
+    fresh.admit([row])
+    fresh.prepare()  # reads what is far behind
+    spec = fresh.respond(Outcome.nothing(), [row.slot], [K])
+    assert spec.source.tolist() == [DRAFT]
+    return list(spec.tokens[0].tolist())
+
+
+@pytest.mark.parametrize("planner", ["uniform", "joint"])
+def test_what_was_prepared_is_what_would_be_drafted(folder: Path, planner: str) -> None:
+    """Whatever was accepted, and whether a row hits or misses: its keys and values are those of its own text."""
+    target = load("target", folder, torch.device("cpu"), torch.float32).model
+    draft, chance = side(target, planner), Random(1)
+    texts = {slot: list(text) for slot, text in enumerate(TEXTS[:4])}
+    rules = {slot: SamplingParams(temperature=slot % 2) for slot in texts}
+    draft.admit([Joined(slot, text, 1, slot, rules[slot]) for slot, text in texts.items()])
+    outcome, hits = Outcome.nothing(), Counter[bool]()
+    for _ in range(8):
+        slots = chance.sample(sorted(texts), len(texts))
+        spec = draft.respond(outcome, slots, [K] * len(slots))
+        for slot, tokens in zip(slots, spec.tokens.tolist(), strict=True):
+            assert tokens == just_in_time(target, Joined(slot, texts[slot], 1, slot, rules[slot]))
+        hits.update(spec.hit.tolist())
+        draft.prepare()
+        decided = [decide(draft, slot, chance) for slot in slots]
+        for slot, (k, bonus), tokens in zip(slots, decided, spec.tokens.tolist(), strict=True):
+            texts[slot] += [*tokens[:k], bonus]
+        accepted, last = torch.tensor(decided).unbind(1)
+        outcome = Outcome(torch.tensor(slots), spec.length, accepted, last)
+    assert hits[True] > 10
+    assert hits[False] > 3
+
+
+def decide(draft: DraftSide, slot: int, chance: Random) -> tuple[int, int]:
+    """An outcome that was prepared, or sometimes any."""
+    at, length = torch.tensor([slot]), torch.tensor([K])
+    every = [(k, token) for k in range(K + 1) for token in range(V)]
+    prepared = [
+        one for one in every if draft.cache.look_up(Outcome(at, length, torch.tensor([one[0]]), torch.tensor([one[1]])))
+    ]
+    if prepared and chance.random() < 0.75:
+        return chance.choice(prepared)
+    return chance.randrange(K + 1), chance.randrange(V)
 
 
 # n-grams

@@ -71,10 +71,10 @@ def test_a_greedy_row_accepts_what_is_best(kind: str, drafted: list[int], expect
 @pytest.mark.parametrize("kind", BOTH)
 def test_rows_of_different_lengths_do_not_mix(kind: str) -> None:
     rule = BOTH[kind](Sampler(V))
-    drafted = [[4, 0, 1], [], [2], [3, 3]]
-    logits = torch.cat([best(4, 0, 2, 1), best(3), best(2, 1), best(3, 0, 4)])
-    expected = [(2, 2), (0, 3), (1, 1), (1, 0)]
-    assert decide(rule, [greedy()] * 4, drafted, logits) == expected
+    drafted = [[4, 0, 1], [], [2], [3, 3], [3], []]
+    logits = torch.cat([best(4, 0, 2, 1), best(3), best(2, 1), best(3, 0, 4), best(3, 0), best(0)])
+    expected = [(2, 2), (0, 3), (1, 1), (1, 0), (1, 0), (0, 0)]  # token 0 is what short rows are filled up with
+    assert decide(rule, [greedy()] * 6, drafted, logits) == expected
     assert decide(rule, [greedy()] * 2, [[], []], best(3, 1)) == [(0, 3), (0, 1)]
 
 

@@ -55,7 +55,7 @@ Text = tuple[int, ...]
 
 CPU = torch.device("cpu")
 N_POSITIONS = 32
-PROMPT = [0]
+PROMPTS = ([0], [1])  # of the first row and of the second
 EPSILON = 1e-14  # a piece shorter than this is rounding
 RULES: dict[str, Callable[[Sampler], Rule]] = {"shared": SharedNoise, "rejection": Rejection}
 
@@ -132,7 +132,9 @@ def surer(law: Tensor, seed: int, share: float) -> Tensor:
 Shape = Callable[[Tensor, Text], Tensor]  # a row of the table and the output before -> the law the request asks for
 
 
-def text_law(law: Tensor, max_tokens: int, shape: Shape | None = None, stop: int = -1) -> dict[Text, float]:
+def text_law(
+    law: Tensor, max_tokens: int, shape: Shape | None = None, stop: int = -1, prompt: Sequence[int] = PROMPTS[0]
+) -> dict[Text, float]:
     """The law of the output: the product of the table's rows, up to the token that ends it."""
     texts: dict[Text, float] = {(): 1.0}
     for _ in range(max_tokens):
@@ -141,7 +143,7 @@ def text_law(law: Tensor, max_tokens: int, shape: Shape | None = None, stop: int
             if text and text[-1] == stop:
                 longer[text] = chance
                 continue
-            full = (*PROMPT, *text)
+            full = (*prompt, *text)
             row = law[len(full) - 1, full[-1]]
             for token, p in enumerate((shape(row, text) if shape else row).tolist()):
                 if p > 0:
@@ -378,6 +380,7 @@ def new_rig(setting: Setting) -> Rig:
     config = DraftConfig(
         draft="a table" if method.needs_model else None,
         target="a table",
+        tokenizer="a table",
         planner=method.planner,
         fallback=method.fallback,
         verification=method.verification,
@@ -386,6 +389,7 @@ def new_rig(setting: Setting) -> Rig:
         budget=setting.budget,
         saguaro_c=setting.saguaro_c,
         n_vocab=n_vocab,
+        n_text=n_vocab,
         max_rows=setting.n_rows,
         n_tokens=plan.n_tokens,
         page_size=plan.page_size,
@@ -414,9 +418,9 @@ def new_rig(setting: Setting) -> Rig:
 
 
 def new_requests(setting: Setting) -> list[Request]:
-    """One request per row, each with a seed of its own."""
+    """One request per row, each with a prompt and a seed of its own."""
     params = SamplingParams(max_tokens=setting.max_tokens, **setting.params)
-    return [Request(f"r{i}", PROMPT, params, setting.seeds[i]) for i in range(setting.n_rows)]
+    return [Request(f"r{i}", PROMPTS[i], params, setting.seeds[i]) for i in range(setting.n_rows)]
 
 
 @dataclass
@@ -463,9 +467,9 @@ def play(setting: Setting) -> tuple[tuple[Text, ...], list[Commit], int]:
 
 def wanted_law(setting: Setting, shape: Shape | None = None, stop: int = -1) -> dict[tuple[Text, ...], float]:
     """The law that a setting must give: rows know nothing of each other."""
-    one = text_law(setting.target, setting.max_tokens, shape, stop)
     joint: dict[tuple[Text, ...], float] = {(): 1.0}
-    for _ in range(setting.n_rows):
+    for prompt in PROMPTS[: setting.n_rows]:
+        one = text_law(setting.target, setting.max_tokens, shape, stop, prompt)
         joint = {(*texts, text): a * b for texts, a in joint.items() for text, b in one.items()}
     return joint
 

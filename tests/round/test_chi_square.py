@@ -18,7 +18,7 @@ from saguaro.draft import fallback
 from saguaro.engine.request import Request
 from tests.round.tabular import (
     N_POSITIONS,
-    PROMPT,
+    PROMPTS,
     RULES,
     Clock,
     Setting,
@@ -37,7 +37,7 @@ DRAFT = draft_of(TARGET, 5)
 def chi_square(setting: Setting) -> tuple[float, Counter[str]]:
     """How far the texts of many seeds are from the target's law, in standard deviations; and who drafted."""
     params = SamplingParams(max_tokens=setting.max_tokens)
-    requests = [Request(f"r{i}", PROMPT, params, FIRST_SEED + i) for i in range(N_TEXTS)]
+    requests = [Request(f"r{i}", PROMPTS[0], params, FIRST_SEED + i) for i in range(N_TEXTS)]
     with patch.object(fallback, "time", Clock()):
         commits = new_rig(setting).run(requests)
     law = text_law(setting.target, setting.max_tokens)

@@ -46,7 +46,7 @@ SIZES = [(1, 1), (1, 6), (4, 1), (4, 6)]  # lookahead, budget
 
 @dataclass
 class Rig:
-    """An engine without its outer layer, whose page pools are checked after every round."""
+    """An engine without its outer layer; its page pools and the draft's texts are checked after every round."""
 
     scheduler: Scheduler
     round: Round
@@ -59,6 +59,9 @@ class Rig:
         drafter = self.side.drafter
         if isinstance(drafter, ModelDrafter):
             drafter.pool.check(trunk.table for trunk in drafter._trunks.values())
+        for request in self.scheduler.running:
+            row = self.side.rows.get(request.slot)
+            assert row is None or request.tokens[: len(row.text)] == row.text, "the draft believes in another text"
         self.sources.update(commit.source for commit in commits)
         return commits
 
@@ -89,6 +92,7 @@ def new_rig(
     config = DraftConfig(
         draft="a model" if method.needs_model else None,
         target="a model",
+        tokenizer="a model",
         planner=method.planner,
         fallback=method.fallback,
         verification=method.verification,
@@ -96,6 +100,7 @@ def new_rig(
         lookahead=lookahead,
         budget=budget,
         n_vocab=N_KNOWN,
+        n_text=N_KNOWN,
         max_rows=max_rows,
         n_tokens=draft_tokens,
         page_size=page_size,

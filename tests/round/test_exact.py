@@ -15,16 +15,19 @@ from torch import Tensor
 
 from saguaro import rng
 from saguaro.algo import sampling
+from saguaro.algo.planning import Ahead, Planned
 from saguaro.config import FALLBACKS
+from saguaro.draft import rows
 from saguaro.draft.fallback import ByBatch, Measured
 from saguaro.draft.guess import DrawnGuess, Guess
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.random import RandomTokens
-from saguaro.draft.rows import Proposal, Row
+from saguaro.draft.rows import Proposal, Row, stack_q
 from saguaro.engine import sampler
 from saguaro.engine.sampler import Place
 from saguaro.methods import METHODS
+from saguaro.types import Speculation
 from tests.round.tabular import (
     RULES,
     Chance,
@@ -81,12 +84,13 @@ def test_the_tables_are_worth_enumerating() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_has_the_targets_law(method: str, rule: str) -> None:
+def test_every_method_has_the_targets_law(method: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ngram.__init__, "__defaults__", SHORT_RUNS)
     found = check(Setting(under(rule, method), TARGET, DRAFT, max_tokens=LENGTH))
     parts = METHODS[method]
     assert bool(found.sources["cache"]) == (parts.planner != "nothing")
     assert bool(found.sources["draft"]) == (parts.fallback in ("draft", "batch", "measured"))
-    if parts.needs_model:
+    if parts.drafts:
         assert found.n_accepted > 0
         assert found.n_rejected > 0
 
@@ -189,6 +193,56 @@ def test_two_rows_know_nothing_of_each_other(method: str, rule: str) -> None:
     if method != "sd":
         assert found.sources["cache"] > 0
         assert found.sources["empty" if method == "pearl" else "draft"] > 0
+
+
+def always_hit(rule: str) -> Setting:
+    """Two rows after different texts; every speculation but the first was prepared."""
+    target, draft = surer(TARGET, 1, 0.4), surer(draft_of(TARGET, 24, n_sure=3), 2, 0.2)
+    return Setting(under(rule, "ssd-uniform"), target, draft, budget=1, n_rows=2, planner=lambda v: Seer(v, True))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_two_rows_that_always_hit(rule: str) -> None:
+    """Each gets its own branch, and its q."""
+    found = check(always_hit(rule))
+    assert found.sources["draft"] == 2 * found.n_paths
+    assert found.sources["cache"] > found.n_paths / 2
+
+
+def test_the_q_of_another_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    adopt = ModelDrafter.adopt
+
+    def wrong(self: ModelDrafter, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
+        found = adopt(self, hits)
+        return [(tokens, q) for (tokens, _), (_, q) in zip(found, reversed(found), strict=True)]
+
+    monkeypatch.setattr(ModelDrafter, "adopt", wrong)
+    assert is_wrong(always_hit("rejection"))
+
+
+class OnlyTheFirst(Seer):
+    """It knows only what is coming for the first row."""
+
+    def plan(self, ahead: Ahead, budget: int) -> Planned:
+        planned = super().plan(ahead, budget)
+        return replace(planned, k=torch.where(planned.slots[:, None] == 0, planned.k, -1))
+
+
+def test_a_row_without_q_beside_one_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One hits, the other gets tokens that were not drawn; told as if they had been, it is seen."""
+    method = under("rejection", "ssd-uniform", fallback="random")
+    first = always_hit("rejection")
+    setting = replace(first, method=method, target=TARGET, planner=lambda v: OnlyTheFirst(v, True))
+    found = check(setting)
+    assert found.sources["cache"] > 0
+    assert found.sources["random"] > 0
+
+    def wrong(spec: Speculation, each: Sequence[Tensor | None], n_vocab: int) -> Tensor:
+        told = torch.full((*spec.tokens.shape, n_vocab), 1 / n_vocab, dtype=torch.float64)
+        return stack_q(spec, [told[b] if q is None else q for b, q in enumerate(each)], n_vocab)
+
+    monkeypatch.setattr(rows, "stack_q", wrong)
+    assert is_wrong(setting)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -296,9 +350,9 @@ def test_fallback_tokens_told_as_samples_are_seen(
 ) -> None:
     propose = proposer.propose
 
-    def wrong(self: RandomTokens | Ngram, rows: Sequence[Row], lookahead: int) -> Proposal:
-        found = propose(self, rows, lookahead)  # type: ignore[arg-type]
-        return Proposal(found.tokens, torch.full((len(rows), lookahead, 3), 1 / 3, dtype=torch.float64))
+    def wrong(self: RandomTokens | Ngram, missed: Sequence[Row], lookahead: int) -> Proposal:
+        found = propose(self, missed, lookahead)  # type: ignore[arg-type]
+        return Proposal(found.tokens, torch.full((len(missed), lookahead, 3), 1 / 3, dtype=torch.float64))
 
     monkeypatch.setattr(Ngram.__init__, "__defaults__", SHORT_RUNS)
     fallback = "random" if proposer is RandomTokens else "ngram"

@@ -233,3 +233,13 @@ def test_a_draft_that_cannot_be_loaded_says_why_at_once(plain: LLM, tmp_path: Pa
     assert text.startswith(f"the draft {str(draft)!r} could not be started: ")
     assert "knows 200 tokens, the target" in text
     assert "says 264; a draft must have the target's vocabulary" in text
+
+
+def test_texts_and_biases_that_name_padding_do_not_end_the_draft(plain: LLM) -> None:
+    """Ids that pad the head can be written in a prompt, though nobody ever says them."""
+    with plain.sibling(**SETTINGS) as llm:
+        link = llm.engine.round.draft
+        assert isinstance(link, Process)
+        for prompt, params in (([104, 270, 105], sample()), ([104, 105], sample(logit_bias={287: 1.0}))):
+            assert llm.generate([prompt], params)[0].token_ids == plain.generate([prompt], params)[0].token_ids
+        assert (link.n_deaths, link.n_late) == (0, 0), link.failure

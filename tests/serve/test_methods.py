@@ -291,6 +291,14 @@ def test_requests_join_and_leave_in_mid_flight(llm: LLM, expected: list[Result],
     assert_same(interleaved(drafted.engine, arrivals), expected)
 
 
+@pytest.mark.parametrize("method", ["sd", "ssd-uniform"])
+def test_nothing_of_a_request_is_left_for_the_next_in_its_slot(llm: LLM, folder: Path, method: str) -> None:
+    """The draft is the target itself and right about every token, unless it took another's outcome for its own."""
+    drafted = llm.sibling(method=method, draft=str(folder), max_batch_rows=1, **SIZES)
+    results = run(drafted.engine, PROMPTS[:3], sample(max_tokens=15))
+    assert [output.n_rounds for output in outputs(results)] == [5, 5, 5]  # 1 + 4 + 4 + 4 + 2
+
+
 @pytest.mark.parametrize("method", ["sd", "pearl", "ssd-uniform", "ssd"])
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_preemption(llm: LLM, method: str, prefix_caching: bool) -> None:
@@ -487,3 +495,9 @@ def test_a_draft_that_speaks_otherwise(llm: LLM, tmp_path: Path) -> None:
 def test_a_method_without_a_model_does_not_load_the_draft(llm: LLM) -> None:
     made = llm.sibling(method="ngram", draft="/no/such/draft", link="inline")
     assert made.generate("the", GREEDY)[0].token_ids == llm.generate("the", GREEDY)[0].token_ids
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_draft_device_that_is_not_there_is_named(plain: LLM) -> None:
+    with pytest.raises(ConfigError, match="draft_device is 'cuda'; this machine has 0 CUDA devices"):
+        plain.sibling(method="sd", draft="drop:1", draft_device="cuda", link="inline")

@@ -21,7 +21,7 @@ from saguaro.types import SOURCES, DraftTimes, Joined, Outcome, Speculation
 from tests.transport.target import draft_config
 
 V, K, ROWS = 7, 3, 4
-LIMITS = Limits(n_vocab=V, lookahead=K, max_rows=ROWS)
+LIMITS = Limits(n_vocab=V, n_text=V + 2, lookahead=K, max_rows=ROWS)
 
 token = st.integers(0, V - 1)
 slot = st.integers(0, ROWS - 1)
@@ -246,12 +246,12 @@ def bad_turn(**changes: object) -> Turn:
         bad_turn(slots=[-1, 0]),
         bad_turn(room=[-1, 0]),
         bad_turn(room=[1]),
-        bad_turn(joined=[Joined(0, [V])]),
+        bad_turn(joined=[Joined(0, [V + 2])]),
         bad_turn(joined=[Joined(0, [-1])]),
         bad_turn(joined=[Joined(0, [1], n_prompt=2)]),
         bad_turn(joined=[Joined(0, [1], seed=-1)]),
         bad_turn(joined=[Joined(ROWS, [1])]),
-        bad_turn(joined=[Joined(0, [1], params=SamplingParams(logit_bias={V: 1.0}))]),
+        bad_turn(joined=[Joined(0, [1], params=SamplingParams(logit_bias={V + 2: 1.0}))]),
         bad_turn(joined=[Joined(0, [])] * (ROWS + 1)),
         bad_turn(outcome=Outcome(ints([0]), ints([1]), ints([2]), ints([0]))),
         bad_turn(outcome=Outcome(ints([0]), ints([K + 1]), ints([0]), ints([0]))),
