@@ -372,8 +372,10 @@ def build_engine(name: str, path: Path, config: EngineConfig, tokenizer: Path | 
     loaded = load(name, path, device, _dtype(config, device))
     filled = time.perf_counter()
     words = load_tokenizer(tokenizer or path, loaded.model.spec.n_vocab)
+    read = time.perf_counter()
     engine = Engine(loaded, words, config)
-    engine.startup = {"weights": filled - began, "tokenizer": time.perf_counter() - filled}
+    ready = time.perf_counter()
+    engine.startup = {"weights": filled - began, "tokenizer": read - filled, "draft": ready - read}
     return engine
 
 

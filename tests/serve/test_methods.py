@@ -498,6 +498,6 @@ def test_a_method_without_a_model_does_not_load_the_draft(llm: LLM) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_draft_device_that_is_not_there_is_named(plain: LLM) -> None:
+def test_a_draft_device_that_is_not_there_is_named(llm: LLM) -> None:
     with pytest.raises(ConfigError, match="draft_device is 'cuda'; this machine has 0 CUDA devices"):
-        plain.sibling(method="sd", draft="drop:1", draft_device="cuda", link="inline")
+        llm.sibling(method="sd", draft="drop:1", draft_device="cuda", link="inline")
