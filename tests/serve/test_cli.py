@@ -1,5 +1,6 @@
 """The `saguaro` command as a user runs it: real processes."""
 
+import contextlib
 import json
 import os
 import pty
@@ -115,8 +116,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(default_folder: Path) -> None:
             terminal.type(line + "\n")
         terminal.type('see a[i] and [/INST]"""\n')
         terminal.wait_for(lambda text: "[/INST]" in text)
-        terminal.type("\x03")
-        terminal.wait_for(lambda text: text.split("[/INST]", 1)[1].strip() != "" and text.endswith("> "))
+        terminal.insist("\x03", lambda text: text.split("[/INST]", 1)[1].strip() != "" and text.endswith("> "))
         terminal.type("/history\n")
         terminal.wait_for(lambda text: text.count("see a[i] and [/INST]") == 2 and text.endswith("> "))
         terminal.type("/quit\n")
@@ -176,12 +176,20 @@ class Terminal:
         else:
             os.write(self._main, text.encode())
 
+    def insist(self, key: str, is_there: Callable[[str], bool]) -> None:
+        """Press a key, and again if that did nothing: what comes while a line is being read may go with the line."""
+        for _ in range(3):
+            self.type(key)
+            with contextlib.suppress(AssertionError):
+                return self.wait_for(is_there, seconds=10)
+        return self.wait_for(is_there)
+
     def wait_for(self, is_there: Callable[[str], bool], seconds: float = 120) -> None:
         """Read until the screen shows something."""
         end = time.monotonic() + seconds
         while not is_there(self.text):
             ready, _, _ = select.select([self._main], [], [], max(0.0, end - time.monotonic()))
-            assert ready, f"not seen within {seconds} s; the screen shows: {self.text!r}"
+            assert ready and time.monotonic() < end + 1, f"not seen within {seconds} s; the screen shows: {self.text!r}"
             try:
                 self.text += os.read(self._main, 65536).decode(errors="replace").replace("\r", "")
             except OSError:
