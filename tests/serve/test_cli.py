@@ -189,7 +189,8 @@ class Terminal:
         end = time.monotonic() + seconds
         while not is_there(self.text):
             ready, _, _ = select.select([self._main], [], [], max(0.0, end - time.monotonic()))
-            assert ready and time.monotonic() < end + 1, f"not seen within {seconds} s; the screen shows: {self.text!r}"
+            is_in_time = bool(ready) and time.monotonic() < end + 1
+            assert is_in_time, f"not seen within {seconds} s; the screen shows: {self.text!r}"
             try:
                 self.text += os.read(self._main, 65536).decode(errors="replace").replace("\r", "")
             except OSError:
