@@ -57,8 +57,9 @@ class Round:
         decided = now()
         commits = self.scheduler.commit(batch, spec, self._outcome)
         self._number += 1
+        event = round_event(self._number, batch, spec, commits, [began, asked, launched, overlapped, decided])
         for observe in self.observers:
-            observe(round_event(self._number, batch, spec, commits, [began, asked, launched, overlapped, decided]))
+            observe(event)
         return commits
 
     def _introduce_all(self) -> None:

@@ -17,9 +17,13 @@ from saguaro.serve.llm import default_cache
 
 @pytest.fixture(autouse=True, scope="module")
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Two threads for the default model, one for tiny tensors, where two would wait for each other most of the time."""
+    """Two threads for the default model, one for tiny tensors, where two would wait for each other most of the time.
+
+    A module under serve/ that has only tiny models says so: N_THREADS = 1.
+    """
     before = torch.get_num_threads()
-    torch.set_num_threads(2 if request.path.parent.name == "serve" else 1)
+    usual = 2 if request.path.parent.name == "serve" else 1
+    torch.set_num_threads(getattr(request.module, "N_THREADS", usual))
     yield
     torch.set_num_threads(before)
 

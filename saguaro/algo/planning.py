@@ -37,6 +37,15 @@ class Planned:
     k: Tensor  # [B, M] int64; -1: nothing at this place
     token: Tensor  # [B, M] int64; 0 where there is nothing
 
+    def outcomes(self) -> list[tuple[int, int, int]]:
+        """(slot, k, token) of every place that is used, row by row; the branch after it has its number in this list.
+
+        >>> Planned(torch.tensor([4]), torch.tensor([[0, -1, 2]]), torch.tensor([[7, 0, 8]])).outcomes()
+        [(4, 0, 7), (4, 2, 8)]
+        """
+        rows = zip(self.slots.tolist(), self.k.tolist(), self.token.tolist(), strict=True)
+        return [(slot, k, token) for slot, *row in rows for k, token in zip(*row, strict=True) if k >= 0]
+
 
 def leads(scores: Tensor) -> Tensor:  # [..., C] -> [..., C]
     """How far each candidate is ahead of the best other one: at least 0 for the best, at most 0 for the rest.

@@ -27,11 +27,7 @@ class SpeculationCache:
         >>> cache.look_up(Outcome(one, one * 0 + 2, one * 0 + 2, one * 0 + 8))
         {4: 1}
         """
-        rows = zip(planned.slots.tolist(), planned.k.tolist(), planned.token.tolist(), strict=True)
-        outcomes = [
-            (slot, k, token) for slot, ks, tokens in rows for k, token in zip(ks, tokens, strict=True) if k >= 0
-        ]
-        self._branches = {outcome: branch for branch, outcome in enumerate(outcomes)}
+        self._branches = {outcome: branch for branch, outcome in enumerate(planned.outcomes())}
 
     def clear(self) -> None:
         """Forget everything."""

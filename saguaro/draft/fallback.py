@@ -56,7 +56,7 @@ class ByBatch:
     """The primary below b* rows, the backup from there on; b* by Theorem 17 from running measurements."""
 
     def __init__(self, primary: Proposer, backup: Proposer) -> None:
-        self._primary, self._backup, self._seen, self._n = primary, backup, Seen(), 0
+        self._seen = Seen(primary, backup)
 
     @property
     def critical(self) -> float:
@@ -68,9 +68,7 @@ class ByBatch:
 
     def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
         """See Fallback."""
-        self._n += bool(missed)
-        slow = (n_rows < self.critical) != (bool(missed) and self._n % EVERY == 0)
-        self._seen.answer(self._primary if slow else self._backup, missed, slow)
+        self._seen.draft(missed, n_rows < self.critical)
 
     def learn(self, outcome: Outcome, rows: Rows) -> None:
         """See Fallback."""
@@ -81,13 +79,11 @@ class Measured:
     """The primary where the tokens it adds are worth more than the time everybody waits for them."""
 
     def __init__(self, primary: Proposer, backup: Proposer) -> None:
-        self._primary, self._backup, self._seen, self._n = primary, backup, Seen(), 0
+        self._seen = Seen(primary, backup)
 
     def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
         """See Fallback."""
-        self._n += bool(missed)
-        slow = bool(missed) and self._is_worth(len(missed), n_rows) != (self._n % EVERY == 0)
-        self._seen.answer(self._primary if slow else self._backup, missed, slow)
+        self._seen.draft(missed, bool(missed) and self._is_worth(len(missed), n_rows))
 
     def _is_worth(self, n_missed: int, n_rows: int) -> bool:
         """Whether (tokens gained) / (time waited) beats the tokens per second of the batch as it goes."""
@@ -121,8 +117,10 @@ class Average:
 
 @dataclass
 class Seen:
-    """Running measurements of misses and of what they cost."""
+    """Has misses drafted by the one or the other, and measures what that gives and costs."""
 
+    primary: Proposer  # slow and good
+    backup: Proposer  # fast
     accepted: Average = field(default_factory=Average)  # tokens of a speculation, any
     accepted_slow: Average = field(default_factory=Average)  # drafted by the primary on a miss
     accepted_fast: Average = field(default_factory=Average)  # by the backup
@@ -133,11 +131,14 @@ class Seen:
     _was_hit: WeakKeyDictionary[Row, bool] = field(default_factory=WeakKeyDictionary)
     _was_slow: dict[Row, bool] = field(default_factory=dict)  # the misses that were last drafted
     _answered: float = math.nan
+    _n_decisions: int = 0
 
-    def answer(self, proposer: Proposer, missed: Sequence[Wanted], is_slow: bool) -> None:
-        """Draft misses and measure it."""
+    def draft(self, missed: Sequence[Wanted], is_worth: bool) -> None:
+        """Draft misses, by the primary if it is worth it; now and then the other way."""
+        self._n_decisions += bool(missed)
+        is_slow = is_worth != (bool(missed) and self._n_decisions % EVERY == 0)
         began = time.perf_counter()
-        put_in_flight(proposer, missed)
+        put_in_flight(self.primary if is_slow else self.backup, missed)
         self._answered = time.perf_counter()
         self._was_slow = {row: is_slow for row, _ in missed}
         if is_slow and missed:

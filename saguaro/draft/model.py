@@ -12,6 +12,8 @@ foreseen is copied behind the text with its keys, values and candidates: nothing
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol
 
 import torch
@@ -27,7 +29,7 @@ from saguaro.engine.layout import Segment, flatten
 from saguaro.engine.pages import PagePool, PageTable
 from saguaro.engine.runner import Runner
 from saguaro.model.transformer import Transformer
-from saguaro.types import DRAFT
+from saguaro.types import DRAFT, Speculation
 
 MAX_READ = 512  # tokens of text read in one round, so that a long prompt does not hold up the other rows for long
 CHUNK = 64  # tokens of text read before looking whether the outcome is there
@@ -186,29 +188,22 @@ class ModelDrafter:
         if behind:
             self._extend(behind, [row.speculation for row in behind], None)
         slots = torch.tensor([row.slot for row in ready], dtype=torch.int64)
-        tokens = [[*row.speculation, *[0] * (self._lookahead - len(row.speculation))] for row in ready]
-        return Ahead(
-            slots=slots,
-            tokens=torch.tensor(tokens, dtype=torch.int64).view(len(ready), self._lookahead),
-            length=torch.tensor([len(row.speculation) for row in ready], dtype=torch.int64),
-            candidates=self._candidates[slots].cpu(),
-            scores=self._scores[slots].cpu(),
-            is_primary=torch.tensor([row.is_hit for row in ready], dtype=torch.bool),
-        )
+        spec = Speculation.of([row.speculation for row in ready], self._lookahead, [row.source for row in ready])
+        candidates, scores = self._candidates[slots].cpu(), self._scores[slots].cpu()
+        return Ahead(slots, spec.tokens, spec.length, candidates, scores, is_primary=spec.hit)
 
     @torch.inference_mode()
     def branch(self, rows: Sequence[Row], planned: Planned, is_late: Callable[[], bool]) -> int:
         """Draft after every planned outcome: K tokens each and one step more, for the candidates after the last."""
         by_slot = {row.slot: row for row in rows}
         forks, befores, requests = [], [], []
-        for slot, ks, tokens in zip(planned.slots.tolist(), planned.k.tolist(), planned.token.tolist(), strict=True):
-            row = by_slot[slot]
-            outcomes = [(k, token) for k, token in zip(ks, tokens, strict=True) if k >= 0]
-            if outcomes:
-                at = [len(row.text) + k for k, _ in outcomes]
-                forks.append(Fork(self._trunks[slot].table.pages, at))
-                befores += [[*row.speculation[:k], token] for k, token in outcomes]
-                requests += [row.request] * len(outcomes)
+        for slot, outcomes in groupby(planned.outcomes(), key=itemgetter(0)):
+            row, forked = by_slot[slot], []
+            for _, k, token in outcomes:
+                forked.append(len(row.text) + k)
+                befores.append([*row.speculation[:k], token])
+                requests.append(row.request)
+            forks.append(Fork(self._trunks[slot].table.pages, forked))
         if not forks:
             return 0
         self._attention.plan(forks)

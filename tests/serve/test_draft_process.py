@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from saguaro import LLM, SamplingParams
 from saguaro.errors import DraftError
@@ -20,6 +19,7 @@ from saguaro.transport.process import Patience, Process
 from tests.serve.driver import run
 from tests.transport.target import is_running, until
 
+N_THREADS = 1
 PROMPTS: list[str | list[int]] = ["the end", "in an other", [104, 105], "an"]
 SETTINGS: dict[str, Any] = {
     "method": "ssd-uniform",
@@ -36,15 +36,6 @@ def sample(max_tokens: int = 24, **params: Any) -> SamplingParams:
 
 
 PARAMS = [sample(), sample(temperature=0.0), sample(n=2, top_p=0.9), sample(logit_bias={101: 2.0}, min_p=0.01)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _threads() -> Iterator[None]:
-    """Tiny tensors: two threads would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

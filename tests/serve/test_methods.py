@@ -1,7 +1,7 @@
 """Every method through the public API on tiny models: whatever is drafted, the tokens are those of ar."""
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,11 @@ from saguaro.transport.inline import Inline
 from saguaro.types import RoundEvent
 from tests.serve.driver import run
 
+N_THREADS = 1
 SHARED = [name for name, method in METHODS.items() if method.drafts and method.verification == "shared"]
 PREPARING = [name for name in SHARED if METHODS[name].planner != "nothing"]
 SIZES: dict[str, Any] = {"link": "inline", "lookahead": 3, "budget": 4}
 PROMPTS: list[str | list[int]] = ["the end", "in an other", [104, 105], "an"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _threads() -> Iterator[None]:
-    """Tiny tensors: two threads would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
