@@ -19,6 +19,7 @@ from torch import Tensor
 from saguaro.engine.attention import Span
 from saguaro.engine.kv import KVCache
 from saguaro.model.spec import ModelSpec
+from saguaro.model.transformer import Turn
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,9 @@ class BranchAttention:
         """The next step computes every branch's own token `step`, counted from 0."""
         self._step = step
 
-    def run(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        """q [R, H, d], kv [R, 2 * H_kv, d] -> [R, H * d]."""
+    def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
+        """heads [R, H + 2 * H_kv, d] -> [R, H * d]."""
+        q, kv = turn(heads)
         own = self.own[layer, : len(q)]
         own[:, self._step] = kv
         own = own[:, : self._step + 1]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from saguaro.engine.kv import KVCache
 from saguaro.engine.layout import Layout
+from saguaro.model.transformer import Turn
 
 
 class AttentionBackend(Protocol):
@@ -22,8 +23,8 @@ class AttentionBackend(Protocol):
     def plan(self, layout: Layout) -> None:
         """Take the next step's layout."""
 
-    def run(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        """q [T, H, d], kv [T, 2 * H_kv, d] (keys, then values) -> [T, H * d]."""
+    def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
+        """heads [T, H + 2 * H_kv, d] (queries, keys, values), to be turned -> [T, H * d]."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,9 @@ class SDPAttention:
         self._slots = layout.slots
         self._rows = [self._row(layout, index) for index in range(len(layout.lengths))]
 
-    def run(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+    def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
         """See AttentionBackend.run."""
+        q, kv = turn(heads)
         self._cache.write(layer, self._slots, kv)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         if len(self._rows) == 1:

@@ -5,15 +5,14 @@ from torch import Tensor
 
 from saguaro.engine.attention import AttentionBackend
 from saguaro.engine.layout import Layout
-from saguaro.model.transformer import Transformer
+from saguaro.model.transformer import TORCH, Products, Transformer
 
 
 class Runner:
-    """A model and the attention it runs with."""
+    """A model, and the attention and the products it runs with."""
 
-    def __init__(self, model: Transformer, attention: AttentionBackend) -> None:
-        self.model = model
-        self.attention = attention
+    def __init__(self, model: Transformer, attention: AttentionBackend, by: Products = TORCH) -> None:
+        self.model, self.attention, self.by = model, attention, by
 
     @property
     def device(self) -> torch.device:
@@ -24,5 +23,5 @@ class Runner:
     def forward(self, layout: Layout) -> Tensor:
         """Compute a step; logits of the wanted positions, [L, V] float32."""
         self.attention.plan(layout)
-        hidden = self.model(layout.tokens, layout.positions, self.attention)
-        return self.model.logits(hidden.index_select(0, layout.wanted))
+        hidden = self.model(layout.tokens, layout.positions, self.attention, self.by)
+        return self.model.logits(hidden.index_select(0, layout.wanted), self.by)

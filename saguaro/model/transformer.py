@@ -7,7 +7,7 @@ column-major on a GPU, as the checkpoints have it.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -17,11 +17,71 @@ from torch import Tensor, nn
 from saguaro.model.spec import ModelSpec
 
 
+@dataclass(frozen=True)
+class Turn:
+    """How a layer's projected heads become queries, keys and values: norms of their own, then rotation by position."""
+
+    n_heads: int  # H
+    q_norm: Tensor | None  # [d]
+    k_norm: Tensor | None  # [d]
+    eps: float
+    cos: Tensor  # [T, 1, d]
+    sin: Tensor  # [T, 1, d]: negative on the first half, see rotate_
+
+    def __call__(self, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """heads [T, H + 2 * H_kv, d], changed in place -> q [T, H, d], and keys, then values [T, 2 * H_kv, d]."""
+        n_q = self.n_heads
+        n_qk = (heads.shape[1] + n_q) // 2
+        if self.q_norm is not None and self.k_norm is not None:
+            heads[:, :n_q] = F.rms_norm(heads[:, :n_q], heads.shape[-1:], self.q_norm, self.eps)
+            heads[:, n_q:n_qk] = F.rms_norm(heads[:, n_q:n_qk], heads.shape[-1:], self.k_norm, self.eps)
+        rotate_(heads[:, :n_qk], self.cos, self.sin)
+        return heads[:, :n_q], heads[:, n_q:]
+
+
 class Attention(Protocol):
     """Attends the step's queries to everything they may see, the step's own keys included."""
 
-    def run(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        """q [T, H, d], kv [T, 2 * H_kv, d] (keys, then values) -> [T, H * d]."""
+    def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
+        """Projected heads [T, H + 2 * H_kv, d] (queries, keys, values), to be turned -> [T, H * d]."""
+
+
+class Products(Protocol):
+    """The matrix products of a layer, with what stands before and after each."""
+
+    def normed_product(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
+        """norm(x) @ W + bias: [T, in] -> [T, out]."""
+
+    def gated_product(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """silu(gate) * up, where (gate, up) = norm(x) @ W + bias: [T, in] -> [T, out / 2]."""
+
+    def add_product(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x + y @ W + bias: [T, out], [T, in] -> [T, out]."""
+
+
+class TorchProducts:
+    """By torch, on any device."""
+
+    def normed_product(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
+        """See Products."""
+        x = F.rms_norm(x, x.shape[-1:], norm, eps)
+        return (torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)).to(out_dtype)
+
+    def gated_product(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See Products."""
+        gate, up = self.normed_product(x, norm, eps, weight, bias, x.dtype).chunk(2, -1)
+        return F.silu(gate).mul_(up)
+
+    def add_product(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See Products."""
+        return torch.addmm(x if bias is None else x + bias, y, weight)
+
+
+TORCH = TorchProducts()
 
 
 def matrix(n_in: int, n_out: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
@@ -38,16 +98,6 @@ def vector(n: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(n, device=device, dtype=dtype), requires_grad=False)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # [T, in], [in, out], [out] -> [T, out]
-    """x @ W, plus the bias if there is one."""
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
-
-
-def add_product(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x + y @ W, plus the bias if there is one."""
-    return torch.addmm(x if bias is None else x + bias, y, weight)
-
-
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:  # [T, h, d] in place, [T, 1, d], [T, 1, d]
     """Rotary position embedding; the second half of a head is the other coordinate of the first."""
     turned = x.roll(x.shape[-1] // 2, -1)  # the minus sign lives in sin
@@ -59,8 +109,7 @@ class Layer(nn.Module):
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.n_heads, self.n_kv_heads, self.head_dim = spec.n_heads, spec.n_kv_heads, spec.head_dim
-        self.eps = spec.norm_eps
+        self.head_dim, self.eps = spec.head_dim, spec.norm_eps
         n_q, n_kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
         self.norm1 = vector(spec.hidden, device, dtype)
         self.qkv = matrix(spec.hidden, n_q + 2 * n_kv, device, dtype)
@@ -75,23 +124,14 @@ class Layer(nn.Module):
         self.down = matrix(spec.intermediate, spec.hidden, device, dtype)
         self.down_bias = vector(spec.hidden, device, dtype) if spec.has_mlp_bias else None
 
-    def forward(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+    def forward(self, index: int, x: Tensor, turn: Turn, attention: Attention, by: Products) -> Tensor:
         """x [T, D] -> [T, D]."""
-        q, kv = self._heads(F.rms_norm(x, x.shape[-1:], self.norm1, self.eps), cos, sin)
-        x = add_product(x, attention.run(index, q, kv), self.out, self.out_bias)
-        both = product(F.rms_norm(x, x.shape[-1:], self.norm2, self.eps), self.gate_up, self.gate_up_bias)
-        gate, up = both.chunk(2, -1)
-        return add_product(x, F.silu(gate).mul_(up), self.down, self.down_bias)
-
-    def _heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, D] -> rotated q [T, H, d]; rotated keys, then values [T, 2 * H_kv, d]."""
-        n_q, n_qk = self.n_heads, self.n_heads + self.n_kv_heads
-        heads = product(x, self.qkv, self.qkv_bias).view(len(x), n_qk + self.n_kv_heads, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            heads[:, :n_q] = F.rms_norm(heads[:, :n_q], (self.head_dim,), self.q_norm, self.eps)
-            heads[:, n_q:n_qk] = F.rms_norm(heads[:, n_q:n_qk], (self.head_dim,), self.k_norm, self.eps)
-        rotate_(heads[:, :n_qk], cos, sin)
-        return heads[:, :n_q], heads[:, n_q:]
+        turn = replace(turn, q_norm=self.q_norm, k_norm=self.k_norm)
+        heads = by.normed_product(x, self.norm1, self.eps, self.qkv, self.qkv_bias, x.dtype)
+        attended = attention.run(index, heads.view(len(x), -1, self.head_dim), turn)
+        x = by.add_product(x, attended, self.out, self.out_bias)
+        gated = by.gated_product(x, self.norm2, self.eps, self.gate_up, self.gate_up_bias)
+        return by.add_product(x, gated, self.down, self.down_bias)
 
 
 class Transformer(nn.Module):
@@ -119,17 +159,17 @@ class Transformer(nn.Module):
         self.norm = vector(spec.hidden, device, dtype)
         self.frequencies = spec.rope.frequencies(spec.head_dim).to(device)  # [d / 2]
 
-    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention, by: Products = TORCH) -> Tensor:
         """tokens [T] int64, positions [T] int64 -> hidden states [T, D], before the last norm."""
         x = self.embedding.index_select(0, tokens)
-        cos, sin = self._angles(positions)
+        turn = Turn(self.spec.n_heads, None, None, self.spec.norm_eps, *self._angles(positions))
         for index, layer in enumerate(self.layers):
-            x = layer(index, x, cos, sin, attention)
+            x = layer(index, x, turn, attention, by)
         return x
 
-    def logits(self, hidden: Tensor) -> Tensor:  # [L, D] -> [L, V] float32
+    def logits(self, hidden: Tensor, by: Products = TORCH) -> Tensor:  # [L, D] -> [L, V] float32
         """What the model says next, after each of these hidden states; -inf for tokens a reduced head does not have."""
-        said = torch.mm(F.rms_norm(hidden, hidden.shape[-1:], self.norm, self.spec.norm_eps), self.head).float()
+        said = by.normed_product(hidden, self.norm, self.spec.norm_eps, self.head, None, torch.float32)
         if self.token_map is None:
             return said
         return said.new_full((len(said), self.spec.n_vocab), float("-inf")).index_copy_(1, self.token_map, said)

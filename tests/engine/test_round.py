@@ -30,7 +30,7 @@ from saguaro.engine.sampler import Sampler
 from saguaro.engine.scheduler import Commit, Scheduler
 from saguaro.engine.verifier import Verifier
 from saguaro.model.spec import ModelSpec, Rope
-from saguaro.model.transformer import Transformer
+from saguaro.model.transformer import Transformer, Turn
 from saguaro.round import DraftSide, Round
 from saguaro.transport.inline import Inline
 from saguaro.transport.silent import Silent
@@ -69,7 +69,8 @@ STYLES: dict[str, dict[str, Any]] = {
 class Written:
     """Attention over one whole text, written out; it keeps nothing."""
 
-    def run(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+    def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
+        q, kv = turn(heads)
         n, n_heads, d = q.shape
         keys, values = (half.repeat_interleave(n_heads // half.shape[1], 1) for half in kv.chunk(2, 1))
         scores = torch.einsum("qhd,khd->hqk", q, keys) / math.sqrt(d)

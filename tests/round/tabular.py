@@ -86,11 +86,11 @@ class Tabular:
         )
         self.device, self.dtype = CPU, torch.float64
 
-    def __call__(self, tokens: Tensor, positions: Tensor, attention: Any) -> Tensor:  # [T], [T] -> [T, V]
+    def __call__(self, tokens: Tensor, positions: Tensor, attention: Any, by: Any = None) -> Tensor:  # -> [T, V]
         """The hidden state after a token is its row."""
         return self._logits[positions, tokens]
 
-    def logits(self, hidden: Tensor) -> Tensor:  # [L, V]
+    def logits(self, hidden: Tensor, by: Any = None) -> Tensor:  # [L, V]
         """A copy, for whoever shapes it."""
         return hidden.clone()
 
