@@ -115,8 +115,6 @@ class DraftSide:
         began = now()
         self.drafter.read(list(self.rows), is_late)
         if self.planner is not None:
-            self.planner.learn(self._outcome)
-            planned = self.planner.plan(self.drafter.look_ahead(self._asked), self._budget)
-            if self.drafter.branch(self._asked, planned, is_late):
-                self.cache.fill(planned)
+            prepared = self.drafter.prepare(self._asked, self.planner, self._budget, self._outcome, is_late)
+            self.cache.fill(prepared)
         self._prepared = (began, now())

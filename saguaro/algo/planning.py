@@ -37,6 +37,16 @@ class Planned:
     k: Tensor  # [B, M] int64; -1: nothing at this place
     token: Tensor  # [B, M] int64; 0 where there is nothing
 
+    @staticmethod
+    def nothing() -> "Planned":
+        """No outcome of no row."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return Planned(none, none.view(0, 0), none.view(0, 0))
+
+    def branches(self) -> dict[tuple[int, int, int], int]:
+        """The branch drafted after each outcome: its number in `outcomes`."""
+        return {outcome: branch for branch, outcome in enumerate(self.outcomes())}
+
     def outcomes(self) -> list[tuple[int, int, int]]:
         """(slot, k, token) of every place that is used, row by row; the branch after it has its number in this list.
 

@@ -5,8 +5,7 @@ It lives for one round: what was prepared after one speculation means nothing af
 
 from collections.abc import Collection, Sequence
 
-from saguaro.algo.planning import Planned
-from saguaro.draft.model import Drafter
+from saguaro.draft.model import Drafter, Prepared
 from saguaro.draft.rows import Wanted
 from saguaro.types import CACHE, Outcome
 
@@ -15,27 +14,29 @@ class SpeculationCache:
     """Outcome -> number of the branch that was drafted after it."""
 
     def __init__(self) -> None:
-        self._branches: dict[tuple[int, int, int], int] = {}
+        self._prepared: Prepared | None = None
+        self._gone: set[int] = set()
 
-    def fill(self, planned: Planned) -> None:
-        """Replace everything by these outcomes, whose branches are numbered in order.
+    def fill(self, prepared: Prepared) -> None:
+        """Replace everything by these outcomes. They may still be in the making: they are looked at when needed.
 
         >>> import torch
+        >>> from saguaro.algo.planning import Planned
         >>> cache = SpeculationCache()
         >>> cache.fill(Planned(torch.tensor([4]), torch.tensor([[0, 2, -1]]), torch.tensor([[7, 8, 0]])))
         >>> one = torch.tensor([4])
         >>> cache.look_up(Outcome(one, one * 0 + 2, one * 0 + 2, one * 0 + 8))
         {4: 1}
         """
-        self._branches = {outcome: branch for branch, outcome in enumerate(planned.outcomes())}
+        self._prepared, self._gone = prepared, set()
 
     def clear(self) -> None:
         """Forget everything."""
-        self._branches = {}
+        self._prepared = None
 
     def forget(self, slots: Collection[int]) -> None:
         """Forget what was prepared for these rows."""
-        self._branches = {key: branch for key, branch in self._branches.items() if key[0] not in slots}
+        self._gone.update(slots)
 
     def serve(self, outcome: Outcome, wanted: Sequence[Wanted], drafter: Drafter) -> list[Wanted]:
         """Put in flight what was prepared for these rows; those for which nothing was. Everything is forgotten."""
@@ -49,5 +50,6 @@ class SpeculationCache:
 
     def look_up(self, outcome: Outcome) -> dict[int, int]:
         """Slot -> branch, of the rows whose outcome was prepared."""
+        branches = self._prepared.branches() if self._prepared is not None else {}
         facts = zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), outcome.bonus.tolist(), strict=True)
-        return {key[0]: self._branches[key] for key in facts if key in self._branches}
+        return {key[0]: branches[key] for key in facts if key in branches and key[0] not in self._gone}

@@ -22,6 +22,7 @@ from torch import Tensor
 from saguaro.algo.planning import Ahead, Planned
 from saguaro.draft.branches import BranchAttention, Fork
 from saguaro.draft.guess import Guess, Guesser
+from saguaro.draft.planner import Planner
 from saguaro.draft.rows import Proposal, Row
 from saguaro.engine.attention import SDPAttention, slots_of
 from saguaro.engine.kv import KVCache, KVPlan
@@ -29,10 +30,17 @@ from saguaro.engine.layout import Segment, flatten
 from saguaro.engine.pages import PagePool, PageTable
 from saguaro.engine.runner import Runner
 from saguaro.model.transformer import Transformer
-from saguaro.types import DRAFT, Speculation
+from saguaro.types import DRAFT, Outcome, Speculation
 
 MAX_READ = 512  # tokens of text read in one round, so that a long prompt does not hold up the other rows for long
 CHUNK = 64  # tokens of text read before looking whether the outcome is there
+
+
+class Prepared(Protocol):
+    """Outcomes that were planned for, and what was drafted after each."""
+
+    def branches(self) -> dict[tuple[int, int, int], int]:
+        """(slot, number accepted, bonus) -> number of the branch after it."""
 
 
 class Drafter(Protocol):
@@ -50,11 +58,10 @@ class Drafter(Protocol):
     def read(self, rows: Sequence[Row], is_late: Callable[[], bool]) -> None:
         """Compute some more of texts that are far behind, until done or late."""
 
-    def look_ahead(self, rows: Sequence[Row]) -> Ahead:
-        """Candidates along the speculations in flight, for the rows that are ready."""
-
-    def branch(self, rows: Sequence[Row], planned: Planned, is_late: Callable[[], bool]) -> int:
-        """Draft after every planned outcome, until done or late; how many tokens each branch has."""
+    def prepare(
+        self, rows: Sequence[Row], planner: Planner, budget: int, outcome: Outcome, is_late: Callable[[], bool]
+    ) -> Prepared:
+        """Have the planner learn the last outcome and plan the next, and draft after each, until done or late."""
 
     def adopt(self, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
         """Make branches the trunks of their rows; the tokens of each, and what they were drawn from."""
@@ -75,11 +82,9 @@ class NoModel:
     def read(self, rows: Sequence[Row], is_late: Callable[[], bool]) -> None:
         """Nothing to read."""
 
-    def look_ahead(self, rows: Sequence[Row]) -> Ahead:
-        """There are no candidates."""
-        raise NotImplementedError("only a model has candidates to plan with")
-
-    def branch(self, rows: Sequence[Row], planned: Planned, is_late: Callable[[], bool]) -> int:
+    def prepare(
+        self, rows: Sequence[Row], planner: Planner, budget: int, outcome: Outcome, is_late: Callable[[], bool]
+    ) -> Prepared:
         """There is nothing to draft with."""
         raise NotImplementedError("only a model can draft after an outcome")
 
@@ -179,6 +184,15 @@ class ModelDrafter:
         q = torch.zeros(len(rows), lookahead, drawn[0].shape[1], dtype=drawn[0].dtype)
         q[[rows.index(row) for row in ready]] = torch.stack(drawn, 1).cpu()
         return Proposal(tokens, q)
+
+    @torch.inference_mode()
+    def prepare(
+        self, rows: Sequence[Row], planner: Planner, budget: int, outcome: Outcome, is_late: Callable[[], bool]
+    ) -> Prepared:
+        """See Drafter."""
+        planner.learn(outcome)
+        planned = planner.plan(self.look_ahead(rows), budget)
+        return planned if self.branch(rows, planned, is_late) else Planned.nothing()
 
     @torch.inference_mode()
     def look_ahead(self, rows: Sequence[Row]) -> Ahead:

@@ -233,33 +233,50 @@ class _Known:
 
 
 class _Waiting:
-    """The rows last planned for, each until its outcome is known."""
+    """The rows last planned for, each until its outcome is known. Its tensors stay where they are while they last."""
 
     def __init__(self) -> None:
-        self._ahead: Ahead | None = None
-        self._is_waiting = torch.zeros(0, dtype=torch.bool)  # [B]
+        self._held: Ahead | None = None  # as many rows as ever were; slot -1: not waited for
 
     def expect(self, ahead: Ahead) -> None:
-        """From now on, wait for the outcomes of these rows."""
-        self._ahead, self._is_waiting = ahead, torch.ones_like(ahead.is_primary, dtype=torch.bool)
+        """From now on, wait for the outcomes of these rows, and of no others."""
+        n = len(ahead.slots)
+        if self._held is None or not _has_room(self._held, ahead):
+            self._held = Ahead(*(x.clone() for x in _tensors(ahead)))
+        for held, new in zip(_tensors(self._held), _tensors(ahead), strict=True):
+            held[:n].copy_(new)
+        self._held.slots[n:].fill_(-1)
 
     def settle(self, outcome: Outcome) -> _Known | None:
         """Match the outcome with the rows by slot; None: it is about none of them."""
-        ahead, n = self._ahead, len(outcome.slots)
-        if ahead is None or n == 0 or len(ahead.slots) == 0:
+        ahead = self._held
+        if ahead is None or len(outcome.slots) == 0 or len(ahead.slots) == 0:
             return None
         slots, length, n_accepted, bonus = (
             x.to(ahead.slots.device) for x in (outcome.slots, outcome.length, outcome.n_accepted, outcome.bonus)
         )
         is_same = (ahead.slots[:, None] == slots) & (length <= ahead.length[:, None])  # [B, n]
-        is_known = is_same.any(1) & self._is_waiting
-        self._is_waiting = self._is_waiting & ~is_known
+        is_known = is_same.any(1)
+        ahead.slots.masked_fill_(is_known, -1)
         at = is_same.long().argmax(1)
         k = torch.where(is_known, n_accepted[at], 0)
         ahead = replace(ahead, length=torch.where(is_known, length[at], ahead.length))
         is_left = _at(alternatives(ahead), k) > NEVER
         is_bonus = is_left & (_at(ahead.candidates, k) == bonus[at][:, None])
         return _Known(ahead, is_known, k, is_left, is_bonus)
+
+
+def _tensors(ahead: Ahead) -> tuple[Tensor, ...]:
+    return (ahead.slots, ahead.tokens, ahead.length, ahead.candidates, ahead.scores, ahead.is_primary)
+
+
+def _has_room(held: Ahead, ahead: Ahead) -> bool:
+    """Whether rows of this shape, and not more than there are, can be copied in."""
+    return (
+        len(held.slots) >= len(ahead.slots)
+        and held.slots.device == ahead.slots.device
+        and held.candidates.shape[1:] == ahead.candidates.shape[1:]
+    )
 
 
 class _Round(NamedTuple):
