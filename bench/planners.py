@@ -67,6 +67,7 @@ class Compare:
 class Recorder:
     """A planner that plans nothing and keeps what came."""
 
+    is_fixed = False
     kept: list[dict[str, torch.Tensor]] = field(default_factory=list)
     _ahead: Ahead | None = None
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from saguaro.config import DraftConfig
 from saguaro.draft.fallback import Always, ByBatch, Fallback, Measured, Nobody
+from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.guess import DrawnGuess, Guesser, SharedGuess
-from saguaro.draft.load import load_draft
 from saguaro.draft.model import Drafter, ModelDrafter, NoModel
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.planner import make_planner
@@ -19,6 +19,7 @@ from saguaro.draft.rows import Proposer
 from saguaro.engine.kv import KVPlan
 from saguaro.engine.sampler import Sampler
 from saguaro.errors import ConfigError
+from saguaro.kernels.bundle import Kernels
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide
 
@@ -74,17 +75,26 @@ def find_method(name: str) -> Method:
     return METHODS[name]
 
 
-def draft_side(config: DraftConfig, target: Transformer | None = None) -> DraftSide:
-    """The draft's side of a method; the target's model is given where it is in this process, to share weights."""
+def draft_side(config: DraftConfig, model: Transformer | None, kernels: Kernels | None = None) -> DraftSide:
+    """The draft's side of a method, with its model where one drafts; with kernels, what can be captured is."""
     drafter: Drafter = NoModel()
     primary: Proposer = Nobody()
-    if config.draft is not None:
-        drafter = primary = _model_drafter(config, load_draft(config, target))
+    planner = make_planner(config.planner)
+    if model is not None:
+        drafter = primary = eager = _model_drafter(config, model, kernels)
+        can_capture = config.verification == "shared" and config.cut == 0 and (planner is None or planner.is_fixed)
+        if kernels is not None and can_capture:
+            drafter = primary = _graph_drafter(config, model, eager, kernels)
     sizes = {"lookahead": config.lookahead, "budget": config.budget, "n_vocab": config.n_vocab}
-    return DraftSide(drafter, make_planner(config.planner), _fallback(config, primary), **sizes)
+    return DraftSide(drafter, planner, _fallback(config, primary), **sizes)
 
 
-def _model_drafter(config: DraftConfig, model: Transformer) -> ModelDrafter:
+def _graph_drafter(config: DraftConfig, model: Transformer, eager: ModelDrafter, kernels: Kernels) -> GraphDrafter:
+    sizes = {"max_rows": config.max_rows, "lookahead": config.lookahead, "budget": config.budget}
+    return GraphDrafter(eager, model, kernels, n_known=config.n_vocab, longest=eager.longest, **sizes)
+
+
+def _model_drafter(config: DraftConfig, model: Transformer, kernels: Kernels | None) -> ModelDrafter:
     sampler, n_candidates = Sampler(config.n_vocab), config.budget + 1  # one more: the token in flight is no bonus
     guess: Guesser = SharedGuess(sampler, n_candidates)
     if config.verification == "rejection":
@@ -95,7 +105,7 @@ def _model_drafter(config: DraftConfig, model: Transformer) -> ModelDrafter:
     per_token = model.spec.kv_bytes_per_token(model.dtype)
     kv = KVPlan(-(-n_tokens // config.page_size), config.page_size, per_token, model.spec.max_length)
     sizes = {"max_rows": config.max_rows, "lookahead": config.lookahead, "budget": config.budget}
-    return ModelDrafter(model, guess, kv, cut=config.cut, **sizes)
+    return ModelDrafter(model, guess, kv, cut=config.cut, kernels=kernels, **sizes)
 
 
 def _fallback(config: DraftConfig, primary: Proposer) -> Fallback:

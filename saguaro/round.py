@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from saguaro.algo.planning import Planned
 from saguaro.draft.cache import SpeculationCache
 from saguaro.draft.fallback import Fallback
-from saguaro.draft.model import Drafter
+from saguaro.draft.model import Drafter, Prepared
 from saguaro.draft.planner import Planner
 from saguaro.draft.rows import Row, Rows
 from saguaro.engine.observe import round_event
 from saguaro.engine.scheduler import Batch, Commit, Scheduler, lookahead_limits
 from saguaro.engine.verifier import Verifier
-from saguaro.types import DraftLink, DraftTimes, Joined, Observer, Outcome, Speculation
+from saguaro.types import DraftLink, DraftTimes, Interval, Joined, Observer, Outcome, Speculation
 
 now = time.perf_counter
 
@@ -57,7 +58,8 @@ class Round:
         decided = now()
         commits = self.scheduler.commit(batch, spec, self._outcome)
         self._number += 1
-        event = round_event(self._number, batch, spec, commits, [began, asked, launched, overlapped, decided])
+        moments = [began, asked, launched, overlapped, decided]
+        event = round_event(self._number, batch, spec, commits, moments, pending.seconds())
         for observe in self.observers:
             observe(event)
         return commits
@@ -85,6 +87,11 @@ class DraftSide:
         self._lookahead, self._budget, self._n_vocab = lookahead, budget, n_vocab
         self._asked: list[Row] = []
         self._outcome, self._prepared = Outcome.nothing(), (0.0, 0.0)
+        self._made: Prepared = Planned.nothing()
+
+    def warm(self, size: int) -> None:
+        """Get ready for batches of this size, before there are any."""
+        self.drafter.warm(size, self.planner)
 
     def admit(self, joined: Sequence[Joined]) -> None:
         """Learn these rows."""
@@ -108,13 +115,18 @@ class DraftSide:
         self.fallback.draft(missed, len(slots))
         self._asked = [row for row, _ in known]
         spec = self.rows.in_flight(slots, self._lookahead, self._n_vocab)
-        return replace(spec, times=DraftTimes((began, now()), self._prepared))
+        return replace(spec, times=DraftTimes((began, now()), self._prepared_in()))
 
     def prepare(self, is_late: Callable[[], bool] = lambda: False) -> None:
         """Plan the likely outcomes, draft after each and refill the cache; done early if the outcome is there."""
         began = now()
         self.drafter.read(list(self.rows), is_late)
         if self.planner is not None:
-            prepared = self.drafter.prepare(self._asked, self.planner, self._budget, self._outcome, is_late)
-            self.cache.fill(prepared)
+            self._made = self.drafter.prepare(self._asked, self.planner, self._budget, self._outcome, is_late)
+            self.cache.fill(self._made)
         self._prepared = (began, now())
+
+    def _prepared_in(self) -> Interval:
+        """When the last preparation worked: on a device it went on after it was launched."""
+        seconds, began = self._made.seconds(), self._prepared[0]
+        return self._prepared if seconds is None else (began, began + seconds)

@@ -169,6 +169,7 @@ class RoundEvent:
     overlap: Interval
     collect: Interval
     draft: DraftTimes | None  # None where nobody drafts
+    verify: Interval | None = None  # when a device computed, from launch on; None: the host itself did, as drawn above
 
 
 Observer = Callable[[RoundEvent], None]

@@ -47,6 +47,10 @@ class Planned:
         """The branch drafted after each outcome: its number in `outcomes`."""
         return {outcome: branch for branch, outcome in enumerate(self.outcomes())}
 
+    def seconds(self) -> float | None:
+        """It was there when it was returned."""
+        return None
+
     def outcomes(self) -> list[tuple[int, int, int]]:
         """(slot, k, token) of every place that is used, row by row; the branch after it has its number in this list.
 

@@ -24,11 +24,13 @@ from saguaro.draft.branches import BranchAttention, Fork
 from saguaro.draft.guess import Guess, Guesser
 from saguaro.draft.planner import Planner
 from saguaro.draft.rows import Proposal, Row
-from saguaro.engine.attention import SDPAttention, slots_of
+from saguaro.engine.attention import slots_of
+from saguaro.engine.graphs import bucket
 from saguaro.engine.kv import KVCache, KVPlan
 from saguaro.engine.layout import Segment, flatten
 from saguaro.engine.pages import PagePool, PageTable
-from saguaro.engine.runner import Runner
+from saguaro.engine.runner import make_runner
+from saguaro.kernels.bundle import Kernels
 from saguaro.model.transformer import Transformer
 from saguaro.types import DRAFT, Outcome, Speculation
 
@@ -41,6 +43,9 @@ class Prepared(Protocol):
 
     def branches(self) -> dict[tuple[int, int, int], int]:
         """(slot, number accepted, bonus) -> number of the branch after it."""
+
+    def seconds(self) -> float | None:
+        """How long a device worked on it, once it is there; None where the host can tell by itself."""
 
 
 class Drafter(Protocol):
@@ -65,6 +70,9 @@ class Drafter(Protocol):
 
     def adopt(self, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
         """Make branches the trunks of their rows; the tokens of each, and what they were drawn from."""
+
+    def warm(self, size: int, planner: Planner | None) -> None:
+        """Get ready for batches of this size, before there are any."""
 
 
 class NoModel:
@@ -92,9 +100,12 @@ class NoModel:
         """There are no branches."""
         return []
 
+    def warm(self, size: int, planner: Planner | None) -> None:
+        """Nothing to get ready."""
+
 
 @dataclass
-class _Trunk:
+class Trunk:
     table: PageTable
     n_computed: int
 
@@ -116,38 +127,47 @@ class ModelDrafter:
     source = DRAFT
 
     def __init__(
-        self, model: Transformer, guess: Guesser, kv: KVPlan, *, max_rows: int, lookahead: int, budget: int, cut: float
+        self,
+        model: Transformer,
+        guess: Guesser,
+        kv: KVPlan,
+        *,
+        max_rows: int,
+        lookahead: int,
+        budget: int,
+        cut: float,
+        kernels: Kernels | None = None,
     ) -> None:
         self._model, self._guess, self._lookahead, self._cut = model, guess, lookahead, cut
-        self._max_length = min(kv.max_length, model.spec.max_length)
+        self.longest = min(kv.longest, model.spec.max_length)
         self.pool = PagePool(kv.n_pages, kv.page_size)
-        self._cache = KVCache(kv, model.spec, model.device, model.dtype)
-        self._runner = Runner(model, SDPAttention(self._cache))
-        self._attention = BranchAttention(self._cache, model.spec, max_rows * budget, lookahead + 1)
-        self._trunks: dict[int, _Trunk] = {}
-        shape = (max_rows, lookahead + 1, guess.n_candidates)
-        self._candidates = torch.zeros(shape, dtype=torch.int64, device=model.device)
-        self._scores = torch.full(shape, float("-inf"), device=model.device)
-        self._branches = _Branches([], self._candidates[:0], self._scores[:0])
+        self.cache = KVCache(kv, model.spec, model.device, model.dtype)
+        self._runner = make_runner(model, self.cache, kernels, kv.longest)
+        self.attention = BranchAttention(self.cache, model.spec, bucket(max_rows) * budget, lookahead + 1)
+        self.trunks: dict[int, Trunk] = {}
+        shape = (max_rows + 1, lookahead + 1, guess.n_candidates)  # the last row is for padding
+        self.candidates = torch.zeros(shape, dtype=torch.int64, device=model.device)
+        self.scores = torch.full(shape, float("-inf"), device=model.device)
+        self._branches = _Branches([], self.candidates[:0], self.scores[:0])
 
     def admit(self, rows: Sequence[Row]) -> None:
         """Follow these rows, with what is known of their texts already; not one that names tokens the model lacks."""
         for row in rows:
             if max(*row.text, *row.request.params.logit_bias, *row.request.stop_ids, 0) < self._model.spec.n_vocab:
                 table, n_cached = self.pool.match(row.text)
-                self._trunks[row.slot] = _Trunk(table, n_cached)
+                self.trunks[row.slot] = Trunk(table, n_cached)
 
     def retire(self, slots: Sequence[int]) -> None:
         """Forget these rows; one that is not known is none to forget."""
         for slot in slots:
-            trunk = self._trunks.pop(slot, None)
+            trunk = self.trunks.pop(slot, None)
             if trunk is not None:
                 self.pool.release(trunk.table)
 
     def settle(self, rows: Sequence[Row]) -> None:
         """Keep what was computed of each text; the last token, the target's own, never is."""
         for row in rows:
-            trunk = self._trunks.get(row.slot)
+            trunk = self.trunks.get(row.slot)
             if trunk is not None:
                 trunk.n_computed = min(trunk.n_computed, len(row.text) - 1)
                 self.pool.publish(trunk.table, row.text, trunk.n_computed)
@@ -156,10 +176,10 @@ class ModelDrafter:
         """Compute up to MAX_READ tokens of texts that are far behind, chunk by chunk."""
         left = MAX_READ
         for row in rows:
-            while left > 0 and row.slot in self._trunks and not self._is_near(row) and self._reserve(row):
-                trunk = self._trunks[row.slot]
+            while left > 0 and row.slot in self.trunks and not self.is_near(row) and self.reserve(row):
+                trunk = self.trunks[row.slot]
                 tokens = row.text[trunk.n_computed : -1][: min(CHUNK, left)]  # candidates come with the last token
-                self._forward([Segment(tokens, trunk.n_computed, trunk.table.pages, 0)])
+                self.forward([Segment(tokens, trunk.n_computed, trunk.table.pages, 0)])
                 trunk.n_computed += len(tokens)
                 left -= len(tokens)
                 if is_late():
@@ -168,7 +188,7 @@ class ModelDrafter:
     @torch.inference_mode()
     def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
         """Draft after each text; nothing where it is far from read, or where there is no room."""
-        ready = [row for row in rows if self._is_near(row) and self._reserve(row)]
+        ready = [row for row in rows if self.is_near(row) and self.reserve(row)]
         names = [self._guess.start() for _ in ready]
         drafted: dict[Row, list[int]] = {row: [] for row in rows}
         drawn: list[Tensor] = []
@@ -197,13 +217,13 @@ class ModelDrafter:
     @torch.inference_mode()
     def look_ahead(self, rows: Sequence[Row]) -> Ahead:
         """Candidates along the speculations in flight, for the rows that are near."""
-        ready = [row for row in rows if self._is_near(row) and self._reserve(row)]
-        behind = [row for row in ready if self._trunks[row.slot].n_computed < len(row.text) + len(row.speculation)]
+        ready = [row for row in rows if self.is_near(row) and self.reserve(row)]
+        behind = [row for row in ready if self.trunks[row.slot].n_computed < len(row.text) + len(row.speculation)]
         if behind:
             self._extend(behind, [row.speculation for row in behind], None)
         slots = torch.tensor([row.slot for row in ready], dtype=torch.int64)
         spec = Speculation.of([row.speculation for row in ready], self._lookahead, [row.source for row in ready])
-        candidates, scores = self._candidates[slots].cpu(), self._scores[slots].cpu()
+        candidates, scores = self.candidates[slots].cpu(), self.scores[slots].cpu()
         return Ahead(slots, spec.tokens, spec.length, candidates, scores, is_primary=spec.hit)
 
     @torch.inference_mode()
@@ -217,21 +237,21 @@ class ModelDrafter:
                 forked.append(len(row.text) + k)
                 befores.append([*row.speculation[:k], token])
                 requests.append(row.request)
-            forks.append(Fork(self._trunks[slot].table.pages, forked))
+            forks.append(Fork(self.trunks[slot].table.pages, forked))
         if not forks:
             return 0
-        self._attention.plan(forks)
+        self.attention.plan(forks)
         positions = torch.tensor([at for fork in forks for at in fork.forks], device=self._model.device)
         tokens = torch.tensor([before[-1] for before in befores], device=self._model.device)
-        n, shape = len(befores), self._candidates.shape[1:]
+        n, shape = len(befores), self.candidates.shape[1:]
         found = _Branches(
-            [[] for _ in befores], self._candidates.new_zeros(n, *shape), self._scores.new_full((n, *shape), -torch.inf)
+            [[] for _ in befores], self.candidates.new_zeros(n, *shape), self.scores.new_full((n, *shape), -torch.inf)
         )
         names = [self._guess.start() for _ in befores]
         self._branches = found
         for step in range(self._lookahead + 1):
-            self._attention.advance(step)
-            logits = self._model.logits(self._model(tokens, positions + step, self._attention))
+            self.attention.advance(step)
+            logits = self._model.logits(self._model(tokens, positions + step, self.attention))
             is_last = step == self._lookahead
             guess = self._guess(logits, list(zip(requests, befores, strict=True)), None if is_last else names)
             width = guess.candidates.shape[1]
@@ -255,27 +275,30 @@ class ModelDrafter:
         found = self._branches
         sources, places = [], []
         for row, branch in hits:
-            trunk, start = self._trunks[row.slot], len(row.text) - 1
-            if self._reserve(row):
+            trunk, start = self.trunks[row.slot], len(row.text) - 1
+            if self.reserve(row):
                 end = start + found.n_own
                 sources.append(branch)
-                places.append(slots_of(trunk.table.pages, end, self._cache.page_size)[start:])
+                places.append(slots_of(trunk.table.pages, end, self.cache.page_size)[start:])
                 trunk.n_computed = end
         if sources:
-            own = self._attention.own[:, sources, : found.n_own].flatten(1, 2)
-            self._cache.copy_in(torch.cat(places).to(self._cache.device), own)
+            own = self.attention.own[:, sources, : found.n_own].flatten(1, 2)
+            self.cache.copy_in(torch.cat(places).to(self.cache.device), own)
         slots = [row.slot for row, _ in hits]
         branches = [branch for _, branch in hits]
-        self._candidates[slots], self._scores[slots] = found.candidates[branches], found.scores[branches]
+        self.candidates[slots], self.scores[slots] = found.candidates[branches], found.scores[branches]
         q = torch.stack([each[branches] for each in found.q], 1).cpu() if found.q and hits else None  # [hits, n, V]
         tokens = [found.tokens[branch][: self._sure(row, found.tokens[branch])] for row, branch in hits]
         return [(drafted, None if q is None else q[index]) for index, drafted in enumerate(tokens)]
+
+    def warm(self, size: int, planner: Planner | None) -> None:
+        """Nothing to get ready: what is computed is decided as it comes."""
 
     def _extend(self, rows: Sequence[Row], ahead: Sequence[Sequence[int]], names: Sequence[int] | None) -> Guess:
         """Compute what is left of text and speculation of each row; the guess after the end of each."""
         segments, places, at = [], [], []
         for row, tokens in zip(rows, ahead, strict=True):
-            trunk = self._trunks[row.slot]
+            trunk = self.trunks[row.slot]
             n_known = max(trunk.n_computed - len(row.text) + 1, 0)  # of the candidates, counted from the text's end
             full = [*row.text, *tokens]
             wanted = range(n_known, len(tokens) + 1)
@@ -285,30 +308,30 @@ class ModelDrafter:
             trunk.n_computed = len(full)
         counts = [segment.n_wanted for segment in segments]
         drafts = None if names is None else [name for name, n in zip(names, counts, strict=True) for _ in range(n)]
-        guess = self._guess(self._forward(segments), places, drafts)
-        slots, js = (torch.tensor(each, device=self._candidates.device) for each in zip(*at, strict=True))
+        guess = self._guess(self.forward(segments), places, drafts)
+        slots, js = (torch.tensor(each, device=self.candidates.device) for each in zip(*at, strict=True))
         width = guess.candidates.shape[1]
-        self._candidates[slots, js, :width], self._scores[slots, js, :width] = guess.candidates, guess.scores
+        self.candidates[slots, js, :width], self.scores[slots, js, :width] = guess.candidates, guess.scores
         last = torch.tensor(counts).cumsum(0).sub(1).to(guess.token.device)
         q = None if guess.q is None else guess.q[last]
         return Guess(guess.token[last], guess.candidates[last], guess.scores[last], q)
 
-    def _forward(self, segments: Sequence[Segment]) -> Tensor:
-        return self._runner.forward(flatten(segments, self._cache.page_size, self._model.device))
+    def forward(self, segments: Sequence[Segment]) -> Tensor:
+        return self._runner.forward(flatten(segments, self.cache.page_size, self._model.device))
 
-    def _is_near(self, row: Row) -> bool:
+    def is_near(self, row: Row) -> bool:
         """Whether so little is left to compute that it can be done in passing."""
-        trunk = self._trunks.get(row.slot)
+        trunk = self.trunks.get(row.slot)
         return trunk is not None and len(row.text) - trunk.n_computed <= 2 * (self._lookahead + 1)
 
-    def _reserve(self, row: Row) -> bool:
+    def reserve(self, row: Row) -> bool:
         """Make room for the text and whatever is speculated after it, if there is any."""
         n_tokens = len(row.text) + 2 * (self._lookahead + 1)
-        return n_tokens <= self._max_length and self.pool.reserve(self._trunks[row.slot].table, n_tokens)
+        return n_tokens <= self.longest and self.pool.reserve(self.trunks[row.slot].table, n_tokens)
 
     def _sure(self, row: Row, tokens: Sequence[int]) -> int:
         """How many tokens to speculate: up to the first the draft is unsure of, but one at least."""
         if self._cut <= 0 or len(tokens) <= 1:
             return len(tokens)
-        lead = self._scores[row.slot, : len(tokens), 0] - self._scores[row.slot, : len(tokens), 1]
+        lead = self.scores[row.slot, : len(tokens), 0] - self.scores[row.slot, : len(tokens), 1]
         return max(1, int((lead >= self._cut).long().cumprod(0).sum()))

@@ -35,6 +35,10 @@ Kind = Literal["uniform", "geometric", "general"]
 class Planner(Protocol):
     """Chooses outcomes to prepare."""
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it does the same tensor operations each time and asks nothing of the host: such work is captured."""
+
     def plan(self, ahead: Ahead, budget: int) -> Planned:
         """At most `budget` outcomes for each row in flight."""
 
@@ -66,6 +70,8 @@ def make_planner(name: str) -> Planner | None:
 
 class Last:
     """Only "all accepted": one continuation (AMUSD, PEARL), or the whole budget on the branching point (SpecBranch)."""
+
+    is_fixed = True
 
     def __init__(self, fan_out: int | None) -> None:
         self._fan_out = fan_out  # None: the budget
@@ -100,6 +106,11 @@ class FanOut:
 
     def __repr__(self) -> str:
         return f"FanOut({self._kind!r})"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Where nothing is fitted."""
+        return self._kind == "uniform"
 
     def plan(self, ahead: Ahead, budget: int) -> Planned:
         """The list of each row's length and kind."""
@@ -182,6 +193,7 @@ class Joint:
 
     DECAY = 0.999  # of what is remembered, for each round learnt
     STRENGTH = 16.0  # times that a curve counts as seen, in each bin
+    is_fixed = True
 
     def __init__(self) -> None:
         self._waiting = _Waiting()

@@ -40,10 +40,15 @@ class KVPlan:
         return self.n_tokens * self.bytes_per_token
 
 
-def plan_kv(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> KVPlan:
-    """Cut the stated budget into pages; an error if it cannot hold one text of max_model_len."""
+def plan_kv(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype, beside: int = 0) -> KVPlan:
+    """Cut the stated budget into pages; an error if it cannot hold one text of max_model_len.
+
+    beside: bytes that a draft on the same device holds of each token, where the budget is what is free.
+    """
     per_token = spec.kv_bytes_per_token(dtype)
     budget = _budget(config, spec, device, per_token)
+    if config.kv_memory == "auto":
+        budget = budget * per_token // (per_token + beside)
     # More than every row at full length can never be used.
     useful = -(-spec.max_length // config.page_size) * config.max_batch_rows
     n_pages = min(budget // (per_token * config.page_size), useful)
@@ -85,16 +90,16 @@ class KVCache:
         n_kv = spec.n_kv_heads
         # Untouched memory costs nothing on a CPU: the system gives pages when they are first written.
         memory = torch.empty(spec.n_layers, plan.n_tokens, 2 * n_kv, spec.head_dim, device=device, dtype=dtype)
-        self._memory = memory
-        self._slots = list(memory)  # per layer [slots, 2 * H_kv, d]: a token's keys, then its values
+        self.memory = memory  # [layers, slots, 2 * H_kv, d]
+        self.layers = list(memory)  # per layer [slots, 2 * H_kv, d]: a token's keys, then its values
         by_head = [layer.transpose(0, 1)[None] for layer in memory]
         self.keys = [layer[:, :n_kv] for layer in by_head]  # per layer [1, H_kv, slots, d]
         self.values = [layer[:, n_kv:] for layer in by_head]
 
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:  # [T], [T, 2 * H_kv, d]
         """Store a step's keys and values."""
-        self._slots[layer].index_copy_(0, slots, kv)
+        self.layers[layer].index_copy_(0, slots, kv)
 
     def copy_in(self, slots: Tensor, kv: Tensor) -> None:  # [T], [layers, T, 2 * H_kv, d]
         """Store keys and values of all layers that were computed elsewhere."""
-        self._memory.index_copy_(1, slots, kv)
+        self.memory.index_copy_(1, slots, kv)

@@ -13,9 +13,11 @@ def round_event(
     spec: Speculation,
     commits: Sequence[Commit],
     at: Sequence[float],  # five moments: asking, launching, overlapping and collecting lie between them
+    verify_s: float | None,  # that a device computed
 ) -> RoundEvent:
     """What a round computed and gave, and when."""
     rows = tuple(RowEvent(c.request.id, c.length, c.k, c.source, len(c.tokens), c.room) for c in commits)
     speculate, launch, overlap, collect = pairwise(at)
     n_computed = sum(row.n_tokens for row in batch.rows) + int(spec.length.sum())
-    return RoundEvent(number, n_computed, rows, speculate, launch, overlap, collect, spec.times)
+    verify = None if verify_s is None else (launch[0], launch[0] + verify_s)
+    return RoundEvent(number, n_computed, rows, speculate, launch, overlap, collect, spec.times, verify)

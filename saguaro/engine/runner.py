@@ -3,8 +3,11 @@
 import torch
 from torch import Tensor
 
-from saguaro.engine.attention import AttentionBackend
+from saguaro.engine.attention import AttentionBackend, SDPAttention
+from saguaro.engine.kv import KVCache
 from saguaro.engine.layout import Layout
+from saguaro.engine.paged import PagedAttention
+from saguaro.kernels.bundle import Kernels
 from saguaro.model.transformer import TORCH, Products, Transformer
 
 
@@ -25,3 +28,10 @@ class Runner:
         self.attention.plan(layout)
         hidden = self.model(layout.tokens, layout.positions, self.attention, self.by)
         return self.model.logits(hidden.index_select(0, layout.wanted), self.by)
+
+
+def make_runner(model: Transformer, cache: KVCache, kernels: Kernels | None, longest: int) -> Runner:
+    """The model with these kernels, for texts up to this long; without any, by torch's own operations."""
+    if kernels is None:
+        return Runner(model, SDPAttention(cache))
+    return Runner(model, PagedAttention(cache, kernels, longest), kernels)

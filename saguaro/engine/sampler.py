@@ -5,27 +5,40 @@ tokens, so penalties and limits count those as written.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from saguaro.algo.sampling import NEVER, Rules, choose, penalise
+from saguaro.config import SamplingParams
 from saguaro.engine.request import Request
 from saguaro.types import TokenLogprobs
 
 Place = tuple[Request, Sequence[int]]  # a request, and the speculated tokens before this logit
 
 
-class Sampler:
-    """Chooses tokens; holds nothing but the vocabulary's size."""
+Chooser = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]  # saguaro.kernels.sample.choose
 
-    def __init__(self, n_known: int) -> None:
+
+class Sampler:
+    """Chooses tokens; holds nothing but the vocabulary's size, and a kernel for plain requests if there is one."""
+
+    def __init__(self, n_known: int, kernel: Chooser | None = None) -> None:
         self.n_known = n_known  # ids the tokenizer knows; rows of the head beyond it are padding
+        self._kernel = kernel
 
     def __call__(self, logits: Tensor, places: Sequence[Place]) -> Tensor:  # [L, V] -> [L] int64
-        """The target's token at every place."""
-        return choose(self.shape(logits, places), rules(places, logits.device))
+        """The target's token at every place. Who chooses depends on the request alone, never on its neighbours."""
+        each = rules(places, logits.device)
+        if self._kernel is None:
+            return choose(self.shape(logits, places), each)
+        tokens = self._kernel(logits, each.temperature, each.seeds, each.positions, self.n_known)
+        odd = [index for index, (request, _) in enumerate(places) if not is_plain(request.params)]
+        if odd:
+            at = torch.tensor(odd, device=logits.device)
+            tokens[at] = choose(self.shape(logits[at], [places[index] for index in odd]), each.select(at))
+        return tokens
 
     def shape(self, logits: Tensor, places: Sequence[Place]) -> Tensor:  # [L, V], changed in place
         """Penalties, bias and bans applied, and padding of the vocabulary struck out."""
@@ -34,6 +47,17 @@ class Sampler:
         for index, (request, before) in enumerate(places):
             adjust(logits[index], request, before)
         return logits
+
+
+def is_plain(params: SamplingParams) -> bool:
+    """Whether a token is the noisy argmax of the model's own logits, whatever was written before.
+
+    >>> is_plain(SamplingParams(temperature=0.7)), is_plain(SamplingParams(top_p=0.9))
+    (True, False)
+    """
+    is_free = params.temperature == 0 or (params.top_k <= 0 and params.top_p == 1 and params.min_p == 0)
+    is_fresh = params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
+    return is_free and is_fresh and not params.logit_bias and params.min_tokens == 0
 
 
 def rules(places: Sequence[Place], device: torch.device) -> Rules:

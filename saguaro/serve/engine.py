@@ -15,20 +15,25 @@ import torch
 
 from saguaro import rng
 from saguaro.config import DraftConfig, EngineConfig, SamplingParams
-from saguaro.engine.attention import SDPAttention
+from saguaro.draft.load import load_draft
+from saguaro.engine.graphed import GraphVerifier
+from saguaro.engine.graphs import BUCKETS, bucket
 from saguaro.engine.kv import KVCache, KVPlan, plan_kv
 from saguaro.engine.pages import PagePool
 from saguaro.engine.placement import Placement, split_cores, usable_cores
 from saguaro.engine.request import Request
-from saguaro.engine.rules import Rejection, Rule, SharedNoise
-from saguaro.engine.runner import Runner
+from saguaro.engine.rules import Rejection, SharedNoise
+from saguaro.engine.runner import make_runner
 from saguaro.engine.sampler import Sampler
 from saguaro.engine.scheduler import Commit, Scheduler
-from saguaro.engine.verifier import Verifier
+from saguaro.engine.verifier import EagerVerifier, Verifier
 from saguaro.errors import ConfigError, UnknownRequest
+from saguaro.kernels.bundle import kernels_for
 from saguaro.methods import Method, draft_side, find_method
+from saguaro.model.default import Progress
 from saguaro.model.load import Loaded, load, locate
 from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
+from saguaro.model.transformer import Transformer
 from saguaro.round import Round
 from saguaro.serve.results import Completion, Delta, Result, timings_of
 from saguaro.transport.inline import Inline
@@ -68,11 +73,17 @@ class Engine:
         loaded: Loaded,
         tokenizer: Tokenizer,
         config: EngineConfig,
+        *,
+        draft: Transformer | None = None,  # in this process, in place of what the config names
+        progress: Progress = lambda *_: None,
     ) -> None:
         self.method = choose_method(config)
         spec, device, dtype = loaded.model.spec, loaded.model.device, loaded.model.dtype
         self.loaded, self.tokenizer, self.config = loaded, tokenizer, config
-        self.kv: KVPlan = plan_kv(config, spec, device, dtype)
+        self.n_known = min(tokenizer.n_vocab, spec.n_vocab)  # tokens the target can say
+        self._given = draft
+        self.draft = self._draft_model()
+        self.kv: KVPlan = plan_kv(config, spec, device, dtype, self._draft_bytes_per_token())
         self.pool = PagePool(self.kv.n_pages, self.kv.page_size, config.prefix_caching)
         self.scheduler = Scheduler(
             self.pool,
@@ -82,11 +93,9 @@ class Engine:
             lookahead=config.lookahead if self.method.drafts else 0,
         )
         self._placement = Placement()
-        self.n_known = min(tokenizer.n_vocab, spec.n_vocab)  # tokens the target can say
-        link = self._link()
-        runner = Runner(loaded.model, SDPAttention(KVCache(self.kv, spec, device, dtype)))
-        verifier = Verifier(runner, self._rule(), n_known=self.n_known, page_size=self.kv.page_size)
-        self.round = Round(self.scheduler, verifier, link)
+        self._kernels = kernels_for(device)
+        self.round = Round(self.scheduler, self._verifier(), self._link())
+        self._warm(progress)
         eos = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
         self.eos_ids = frozenset(token for token in (*spec.eos_ids, *eos) if 0 <= token < spec.n_vocab)
         self._jobs: dict[str, _Job] = {}
@@ -204,16 +213,58 @@ class Engine:
         """Give back what the link holds."""
         self.round.draft.close()
 
-    def _rule(self) -> Rule:
-        sampler = Sampler(self.n_known)
-        return Rejection(sampler) if self.method.verification == "rejection" else SharedNoise(sampler)
+    def _verifier(self) -> Verifier:
+        model, kernels = self.loaded.model, self._kernels
+        cache = KVCache(self.kv, model.spec, model.device, model.dtype)
+        sampler = Sampler(self.n_known, kernels.choose if kernels else None)
+        is_shared = self.method.verification == "shared"
+        eager = EagerVerifier(
+            make_runner(model, cache, kernels, self.kv.longest),
+            SharedNoise(sampler) if is_shared else Rejection(sampler),
+            n_known=self.n_known,
+            page_size=self.kv.page_size,
+        )
+        if kernels is None:
+            return eager
+        sizes = {"max_rows": self.config.max_batch_rows, "lookahead": self.scheduler.lookahead}
+        return GraphVerifier(
+            eager, model, cache, kernels, n_known=self.n_known, longest=self.kv.longest, is_shared=is_shared, **sizes
+        )
+
+    def _draft_model(self) -> Transformer | None:
+        """The model of a draft in this process."""
+        if not self.method.needs_model:
+            return None
+        config = self._draft_config(n_tokens=0)
+        if uses_process(self.config, self.method, config.device):
+            return None
+        return self._given if self._given is not None else load_draft(config, self.loaded.model)
+
+    def _draft_bytes_per_token(self) -> int:
+        """Of a draft on the target's device."""
+        if self.draft is None or self.draft.device != self.loaded.model.device:
+            return 0
+        return self.draft.spec.kv_bytes_per_token(self.draft.dtype)
+
+    def _warm(self, progress: Progress) -> None:
+        """Capture, for every batch size, what can be captured."""
+        link, verifier = self.round.draft, self.round.verifier
+        if not isinstance(verifier, GraphVerifier):
+            return
+        sizes = [size for size in BUCKETS if size <= bucket(self.config.max_batch_rows)]
+        for done, size in enumerate(reversed(sizes)):  # the largest first: the others share its memory
+            progress("capturing", done, len(sizes))
+            verifier.warm(size)
+            if isinstance(link, Inline):
+                link.side.warm(size)
+        progress("capturing", len(sizes), len(sizes))
 
     def _link(self) -> DraftLink:
         if not self.method.drafts:
             return Silent()
-        config = self._draft_config()
+        config = self._draft_config(self.kv.n_tokens)
         if not uses_process(self.config, self.method, config.device):
-            return Inline(draft_side(config, self.loaded.model))
+            return Inline(draft_side(config, self.draft, kernels_for(torch.device(config.device))))
         ours, theirs = split_cores(usable_cores(), self.config.draft_threads)
         self._placement = Placement(ours, self.config.threads or len(ours))
         link = Process(config, threads=self.config.draft_threads, cores=theirs, timeout=self.config.draft_timeout)
@@ -224,13 +275,13 @@ class Engine:
             raise
         return link
 
-    def _draft_config(self) -> DraftConfig:
+    def _draft_config(self, n_tokens: int) -> DraftConfig:
         """What the draft's side must know."""
         config, method, model = self.config, self.method, self.loaded.model
         device = model.device if config.draft_device == "auto" else find_device("draft_device", config.draft_device)
         dtype = model.dtype if device.type == model.device.type else default_dtype(device)
         return DraftConfig(
-            draft=draft_path(config.draft) if method.needs_model else None,
+            draft=None if not method.needs_model else config.draft if self._given else draft_path(config.draft),
             target=str(self.loaded.path),
             tokenizer=self.tokenizer.name,
             planner=method.planner,
@@ -243,7 +294,7 @@ class Engine:
             n_vocab=self.n_known,
             n_text=model.spec.n_vocab,
             max_rows=config.max_batch_rows,
-            n_tokens=self.kv.n_tokens,
+            n_tokens=n_tokens,
             page_size=config.page_size,
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),

@@ -12,7 +12,8 @@ Definitions, one for each word. A row-round is one request in one round that gav
     hidden              the draft's working time (preparing, responding) in which the target was verifying
     exposed             the rest of the draft's working time
     round               wait for the draft + verify + overlap (drafting in the target's own thread) + rest: what lies
-                        between two rounds that have a request in common
+                        between two rounds that have a request in common; where a device verifies, verify is the time
+                        it took, overlap is part of that, and rest is all else: the host's time
 
 Invariant: memory does not grow with the number of rounds or requests.
 """
@@ -178,13 +179,17 @@ class Summary:
 
     def _add_times(self, event: RoundEvent) -> None:
         self.wait_s += _length(event.speculate)
-        self.verify_s += _length(event.launch) + _length(event.collect)
-        self.overlap_s += _length(event.overlap)
+        if event.verify is None:
+            self.verify_s += _length(event.launch) + _length(event.collect)
+            self.overlap_s += _length(event.overlap)
+        else:
+            self.verify_s += _length(event.verify)
+            self.rest_s += max(0.0, event.collect[1] - event.launch[0] - _length(event.verify))
         requests = frozenset(row.request for row in event.rows)
         if requests & self._together:  # else nobody waited in between: the engine was idle
             self.rest_s += max(0.0, event.speculate[0] - self._ended)
         self._ended, self._together = event.collect[1], requests
-        self._verifying += (event.launch, event.collect)
+        self._verifying += (event.launch, event.collect) if event.verify is None else (event.verify,)
 
     def _add_draft(self, interval: Interval) -> None:
         """Count working time once, though a draft that prepared nothing new tells of the same interval again."""

@@ -14,7 +14,7 @@ from typing import Any
 from saguaro.serve.metrics import OutputFile
 from saguaro.types import Interval, RoundEvent
 
-TARGET, DRAFT = 1, 2  # lanes
+TARGET, DRAFT, DEVICE = 1, 2, 3  # lanes
 
 
 class Trace:
@@ -65,6 +65,8 @@ def slices(event: RoundEvent, began: float = 0.0) -> Iterator[dict[str, Any]]:
     yield _slice(f"round {event.number}", TARGET, (event.speculate[0], event.collect[1]), began, rows)
     for name in ("speculate", "launch", "overlap", "collect"):
         yield _slice(name, TARGET, getattr(event, name), began, {})
+    if event.verify is not None:
+        yield _slice("verify", DEVICE, event.verify, began, {"round": event.number})
     if event.draft is not None:
         answer = {"round": event.number, "sources": rows["sources"], "hits": rows["hits"]}
         if event.draft.prepare[1] > event.draft.prepare[0]:
@@ -80,4 +82,5 @@ def _slice(name: str, lane: int, interval: Interval, began: float, args: dict[st
 def _names() -> list[dict[str, Any]]:
     """What the viewer calls the process and its lanes."""
     lanes = [("process_name", TARGET, "saguaro"), ("thread_name", TARGET, "target"), ("thread_name", DRAFT, "draft")]
+    lanes.append(("thread_name", DEVICE, "target's device"))
     return [{"name": kind, "ph": "M", "pid": 1, "tid": lane, "args": {"name": name}} for kind, lane, name in lanes]

@@ -140,9 +140,14 @@ def _end_with(life: socket.socket, parent: int) -> None:
 
 
 def _draft_side(config: "DraftConfig") -> Side:
-    from saguaro import methods
+    import torch
 
-    return methods.draft_side(config)
+    from saguaro import methods
+    from saguaro.draft.load import load_draft
+    from saguaro.kernels.bundle import kernels_for
+
+    model = load_draft(config, None) if config.draft is not None else None
+    return methods.draft_side(config, model, kernels_for(torch.device(config.device)))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from saguaro.config import DraftConfig, SamplingParams
 from saguaro.draft.fallback import Nobody
+from saguaro.draft.load import load_draft
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.random import RandomTokens
@@ -67,7 +68,7 @@ def model(folder: Path, verification: str) -> Known:
         n_tokens=512,
         page_size=4,
     )
-    drafter = draft_side(config).drafter
+    drafter = draft_side(config, load_draft(config, None)).drafter
     assert isinstance(drafter, ModelDrafter)
     return Known(drafter)
 
@@ -153,7 +154,7 @@ def side(target: Transformer, planner: str) -> DraftSide:
         n_tokens=512,
         page_size=4,
     )
-    return draft_side(config, target)
+    return draft_side(config, load_draft(config, target))
 
 
 def just_in_time(target: Transformer, row: Joined) -> list[int]:

@@ -28,7 +28,7 @@ from saguaro.engine.rules import SharedNoise
 from saguaro.engine.runner import Runner
 from saguaro.engine.sampler import Sampler
 from saguaro.engine.scheduler import Commit, Scheduler
-from saguaro.engine.verifier import Verifier
+from saguaro.engine.verifier import EagerVerifier
 from saguaro.model.spec import ModelSpec, Rope
 from saguaro.model.transformer import Transformer, Turn
 from saguaro.round import DraftSide, Round
@@ -170,7 +170,7 @@ def new_rig(
         lookahead=lookahead,
     )
     rule = SharedNoise(Sampler(N_KNOWN))
-    verifier = Verifier(Runner(model, SDPAttention(cache)), rule, n_known=N_KNOWN, page_size=page_size)
+    verifier = EagerVerifier(Runner(model, SDPAttention(cache)), rule, n_known=N_KNOWN, page_size=page_size)
     return Rig(scheduler, Round(scheduler, verifier, link or Silent()))
 
 

@@ -41,7 +41,7 @@ from saguaro.engine.rules import Rejection, Rule, SharedNoise
 from saguaro.engine.runner import Runner
 from saguaro.engine.sampler import Sampler
 from saguaro.engine.scheduler import Batch, Commit, Scheduler
-from saguaro.engine.verifier import Pending, Verifier
+from saguaro.engine.verifier import EagerPending, EagerVerifier
 from saguaro.methods import METHODS, Method
 from saguaro.model.spec import ModelSpec, Rope
 from saguaro.model.transformer import Transformer
@@ -299,12 +299,12 @@ def as_planned(ahead: Ahead, rows: Sequence[Sequence[tuple[int, int]]], budget: 
     return Planned(ahead.slots, both[..., 0], both[..., 1])
 
 
-class Watched(Verifier):
+class Watched(EagerVerifier):
     """A verifier whose last verification can be looked at; on a CPU it is decided when it is launched."""
 
-    pending: Pending
+    pending: EagerPending
 
-    def launch(self, batch: Batch, spec: Speculation) -> Pending:
+    def launch(self, batch: Batch, spec: Speculation) -> EagerPending:
         """See Verifier."""
         self.pending = super().launch(batch, spec)
         return self.pending
@@ -394,10 +394,9 @@ def new_rig(setting: Setting) -> Rig:
         n_tokens=plan.n_tokens,
         page_size=plan.page_size,
     )
-    with patch.object(methods, "load_draft", lambda config, target: draft):
-        side = methods.draft_side(config)
+    side = methods.draft_side(config, draft if method.needs_model else None)
     if isinstance(side.drafter, ModelDrafter):
-        side.drafter._scores = side.drafter._scores.double()  # a Transformer's logits are float32, a table's are not
+        side.drafter.scores = side.drafter.scores.double()  # a Transformer's logits are float32, a table's are not
         side.drafter._branches.scores = side.drafter._branches.scores.double()
     if setting.planner is not None:
         side.planner = setting.planner(n_vocab)

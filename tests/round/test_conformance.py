@@ -20,17 +20,20 @@ from saguaro import methods
 from saguaro.config import DraftConfig
 from saguaro.draft import fallback
 from saguaro.draft.branches import BranchAttention, Fork
+from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.rows import Row
 from saguaro.engine.attention import SDPAttention, slots_of
+from saguaro.engine.graphed import GraphVerifier
 from saguaro.engine.kv import KVCache, KVPlan
 from saguaro.engine.layout import Segment, flatten
 from saguaro.engine.pages import PagePool
 from saguaro.engine.request import Request
-from saguaro.engine.runner import Runner
+from saguaro.engine.runner import Runner, make_runner
 from saguaro.engine.sampler import Sampler
 from saguaro.engine.scheduler import Commit, Scheduler
-from saguaro.engine.verifier import Verifier
+from saguaro.engine.verifier import EagerVerifier, Verifier
+from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.methods import METHODS, Method
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide, Round
@@ -57,8 +60,10 @@ class Rig:
         commits = self.round.play()
         self.scheduler.pool.check(self.scheduler.tables())
         drafter = self.side.drafter
+        if isinstance(drafter, GraphDrafter):
+            drafter = drafter.eager
         if isinstance(drafter, ModelDrafter):
-            drafter.pool.check(trunk.table for trunk in drafter._trunks.values())
+            drafter.pool.check(trunk.table for trunk in drafter.trunks.values())
         for request in self.scheduler.running:
             row = self.side.rows.get(request.slot)
             assert row is None or request.tokens[: len(row.text)] == row.text, "the draft believes in another text"
@@ -87,6 +92,7 @@ def new_rig(
     max_tokens: int = 400,
     draft_tokens: int = 1200,
     link: Callable[[DraftSide], DraftLink] = Inline,
+    kernels: Kernels | None = None,
 ) -> Rig:
     """A method as the engine puts it together; whoever reads memory that was never written gets NaN."""
     config = DraftConfig(
@@ -105,14 +111,14 @@ def new_rig(
         n_tokens=draft_tokens,
         page_size=page_size,
     )
-    with patch.object(methods, "load_draft", lambda config, target: draft):
-        side = methods.draft_side(config)
-    if isinstance(side.drafter, ModelDrafter):
-        side.drafter._cache._memory.fill_(math.nan)
-        side.drafter._attention.own.fill_(math.nan)
+    side = methods.draft_side(config, draft if method.needs_model else None, kernels)
+    eager = side.drafter.eager if isinstance(side.drafter, GraphDrafter) else side.drafter
+    if isinstance(eager, ModelDrafter):
+        eager.cache.memory.fill_(math.nan)
+        eager.attention.own.fill_(math.nan)
     plan = KVPlan(n_pages, page_size, SPEC.kv_bytes_per_token(torch.float64), SPEC.max_length)
     cache = KVCache(plan, SPEC, CPU, torch.float64)
-    cache._memory.fill_(math.nan)
+    cache.memory.fill_(math.nan)
     scheduler = Scheduler(
         PagePool(n_pages, page_size),
         max_length=SPEC.max_length,
@@ -120,9 +126,27 @@ def new_rig(
         max_tokens=max_tokens,
         lookahead=lookahead if method.drafts else 0,
     )
-    rule = RULES[method.verification](Sampler(N_KNOWN))
-    verifier = Verifier(Runner(target, SDPAttention(cache)), rule, n_known=N_KNOWN, page_size=page_size)
+    rule = RULES[method.verification](Sampler(N_KNOWN, kernels.choose if kernels else None))
+    runner = make_runner(target, cache, kernels, SPEC.max_length)
+    eager_verifier = EagerVerifier(runner, rule, n_known=N_KNOWN, page_size=page_size)
+    verifier: Verifier = eager_verifier
+    if kernels is not None:
+        verifier = captured(eager_verifier, target, cache, kernels, scheduler, method)
     return Rig(scheduler, Round(scheduler, verifier, link(side) if method.drafts else Silent()), side)
+
+
+def captured(
+    eager: EagerVerifier,
+    target: Transformer,
+    cache: KVCache,
+    kernels: Kernels,
+    scheduler: Scheduler,
+    method: Method,
+) -> GraphVerifier:
+    """As on a GPU, but that nothing is captured here: the same steps, one by one."""
+    sizes = {"max_rows": scheduler.max_rows, "lookahead": scheduler.lookahead, "longest": SPEC.max_length}
+    is_shared = method.verification == "shared"
+    return GraphVerifier(eager, target, cache, kernels, n_known=N_KNOWN, is_shared=is_shared, **sizes)
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +181,22 @@ def test_shared_noise_gives_the_true_tokens(
     rig = new_rig(under("shared", method), target, draft, lookahead=lookahead, budget=budget)
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
     parts = METHODS[method]
+    if budget > 1:
+        assert bool(rig.sources["cache"]) == (parts.planner != "nothing")
+    assert bool(rig.sources["draft"]) == (parts.fallback in ("draft", "batch", "measured"))
+
+
+@pytest.mark.parametrize(("lookahead", "budget"), SIZES)
+@pytest.mark.parametrize("method", METHODS)
+def test_captured_steps_give_the_true_tokens(
+    method: str, lookahead: int, budget: int, target: Transformer, draft: Transformer, truth: list[list[int]]
+) -> None:
+    parts = under("shared", method)
+    rig = new_rig(parts, target, draft, lookahead=lookahead, budget=budget, kernels=plain_kernels())
+    assert isinstance(rig.round.verifier, GraphVerifier)
+    assert rig.run(new_requests(n=N_REQUESTS)) == truth
+    fixed = ("nothing", "last", "continuation", "uniform", "joint")
+    assert isinstance(rig.side.drafter, GraphDrafter) == (parts.needs_model and parts.planner in fixed)
     if budget > 1:
         assert bool(rig.sources["cache"]) == (parts.planner != "nothing")
     assert bool(rig.sources["draft"]) == (parts.fallback in ("draft", "batch", "measured"))
@@ -271,7 +311,7 @@ class Compares(Inline):
 
     def _fresh(self, row: Row) -> ModelDrafter:
         fresh = self.new_drafter()
-        fresh._is_near = lambda row: True  # type: ignore[method-assign]  # however long the text
+        fresh.is_near = lambda row: True  # type: ignore[method-assign]  # however long the text
         fresh.admit([row])
         return fresh
 
@@ -279,9 +319,9 @@ class Compares(Inline):
 def memory(drafter: ModelDrafter, row: Row) -> Tensor:
     """Keys and values of a row's text and speculation."""
     length = len(row.text) + len(row.speculation)
-    assert drafter._trunks[row.slot].n_computed >= length
-    slots = slots_of(drafter._trunks[row.slot].table.pages, length, drafter._cache.page_size)
-    return drafter._cache._memory[:, slots]
+    assert drafter.trunks[row.slot].n_computed >= length
+    slots = slots_of(drafter.trunks[row.slot].table.pages, length, drafter.cache.page_size)
+    return drafter.cache.memory[:, slots]
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
@@ -293,7 +333,7 @@ def test_what_was_adopted_is_what_the_text_gives(
 
     def rig_of(link: Callable[[DraftSide], DraftLink]) -> Rig:
         sizes = {"lookahead": 2, "budget": 4, "page_size": page_size, "n_pages": 1000 // page_size, "max_rows": 4}
-        return new_rig(under("shared", method), target, draft, link=link, **sizes)
+        return new_rig(under("shared", method), target, draft, link=link, kernels=None, **sizes)
 
     rig = rig_of(Compares)
     link = rig.round.draft
@@ -322,7 +362,7 @@ def test_a_text_read_in_chunks_has_the_candidates_of_one_read_at_once(
         drafter = side.drafter
         assert isinstance(drafter, ModelDrafter)
         if is_near:
-            drafter._is_near = lambda row: True  # type: ignore[method-assign]
+            drafter.is_near = lambda row: True  # type: ignore[method-assign]
         side.admit([Joined(0, text, n_tokens, seed=7)])
         side.respond(Outcome.nothing(), [0], [0])
         rows = list(side.rows)
@@ -343,7 +383,7 @@ def test_a_branch_sees_its_trunk_up_to_the_fork_and_itself(page_size: int, targe
     n_pages, n_own = 60, 4
     plan = KVPlan(n_pages, page_size, SPEC.kv_bytes_per_token(torch.float64), SPEC.max_length)
     cache = KVCache(plan, SPEC, CPU, torch.float64)
-    cache._memory.fill_(math.nan)
+    cache.memory.fill_(math.nan)
     pages = chance.sample(range(n_pages), n_pages)
     texts = [[chance.randrange(N_KNOWN) for _ in range(n)] for n in (11, 5, 8)]
     forks = [[11, 8, 9, 11, 7], [5, 5], [3, 8, 1]]

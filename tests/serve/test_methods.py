@@ -157,8 +157,8 @@ def _assert_nothing_left(llm: LLM) -> None:
     assert len(list(link.side.rows)) <= 1
     if isinstance(link.side.drafter, ModelDrafter):
         pool = link.side.drafter.pool
-        pool.check([trunk.table for trunk in link.side.drafter._trunks.values()])
-        assert len(link.side.drafter._trunks) <= 1
+        pool.check([trunk.table for trunk in link.side.drafter.trunks.values()])
+        assert len(link.side.drafter.trunks) <= 1
 
 
 @pytest.mark.parametrize("fallback", ["draft", "ngram", "random", "empty", "batch", "measured"])

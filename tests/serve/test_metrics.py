@@ -228,7 +228,7 @@ def test_a_trace_shows_both_sides(tmp_path: Path) -> None:
 def test_a_trace_of_nothing_is_whole(tmp_path: Path) -> None:
     with Trace(tmp_path / "trace.json"):
         pass
-    assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) == 3
+    assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) == 4
 
 
 def end(entry: dict[str, Any]) -> float:

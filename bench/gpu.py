@@ -1,0 +1,300 @@
+"""How fast the engine is on a GPU, with a grown pair: one table, one JSON.
+
+    python -m bench.gpu --target 32b --draft 0.6b --prompts DATA/*.jsonl --json gpu.json
+    python -m bench.gpu --target 32b --draft 0.6b --cells ar sd:6 ssd:6:8 --batches 1 8 32 --temperatures 0 1
+    python -m bench.gpu --target 32b --draft 0.6b --peers
+
+A cell is method[:lookahead[:budget]]. Every cell is measured on the same prompts; prefill is left out: only rounds in
+which every row decodes are counted, from the end of one round to the end of the next.
+
+    verify    the target's time on the device; under ssd it shares the device with the draft
+    draft     the draft's time on the device while the target verifies
+    exposed   what the target waited for the draft: drafting just in time, or a preparation that was not done
+    host      the rest of the round
+    floor     bytes of the target's weights / read bandwidth, measured in the same run
+
+The pair is grown (bench.grown): the words are SmolLM2's, the costs are those of the shapes.
+"""
+
+import gc
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from torch import Tensor
+
+from bench.grown import SHAPES, Grown, find_epsilon, grow
+from bench.workloads import read_prompts
+from saguaro.config import EngineConfig, SamplingParams, format_bytes
+from saguaro.model.default import fetch_default
+from saguaro.model.load import Loaded, load
+from saguaro.model.tokenizer import Tokenizer, load_tokenizer
+from saguaro.model.transformer import Transformer
+from saguaro.serve.engine import Engine
+from saguaro.serve.llm import default_cache
+from saguaro.serve.metrics import Summary
+from saguaro.types import RoundEvent
+
+
+@dataclass(frozen=True)
+class Args:
+    """What to measure."""
+
+    target: str = "32b"
+    """A shape of bench.grown, or smollm2 as it is."""
+    draft: str = "0.6b"
+    """A shape of bench.grown, smollm2, or drop:I,J,..."""
+    agreement: float = 0.8
+    """Acceptance that the target's noise is set for, on text of SmolLM2."""
+    epsilon: float | None = None
+    """Noise of the target, in place of a search."""
+    cells: tuple[str, ...] = ("ar", "sd:4", "sd:6", "sd:8", "ssd:6:8", "ssd:8:8", "ssd:10:8")
+    batches: tuple[int, ...] = (1,)
+    temperatures: tuple[float, ...] = (0.0,)
+    prompts: tuple[Path, ...] = ()
+    num_prompts: int = 8
+    """Prompts at batch 1; a larger batch has as many as it holds."""
+    max_tokens: int = 128
+    dtype: str = "bfloat16"
+    peers: bool = False
+    """Measure transformers too: alone, and with the draft as its assistant."""
+    seconds: float = 540.0
+    """Cells that have not begun by then are left out, and said to be."""
+    json: Path | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and a draft in the device's memory."""
+
+    target: Loaded
+    draft: Transformer | None  # None: named by the config
+    tokenizer: Tokenizer
+    draft_name: str
+
+
+@dataclass
+class Report:
+    """What was measured, written after every cell."""
+
+    facts: dict[str, Any]
+    path: Path | None
+    cells: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, cell: dict[str, Any]) -> None:
+        """Print and keep a line."""
+        if not self.cells:
+            print(_line({name: name for name in COLUMNS}), flush=True)
+        self.cells.append(cell)
+        print(_line(cell), flush=True)
+        if self.path is not None:
+            self.path.write_text(json.dumps({**self.facts, "cells": self.cells}, indent=1))
+
+
+COLUMNS = {
+    "cell": "<10", "batch": ">5", "T": ">3", "tok_s": ">8.1f", "per_round": ">9.2f", "acceptance": ">10.3f",
+    "hit_rate": ">8.3f", "round_ms": ">8.2f", "verify": ">7.2f", "draft": ">7.2f", "exposed": ">7.2f", "host": ">6.2f",
+}  # fmt: skip
+
+
+def main(args: Args) -> int:
+    """Measure every cell."""
+    if not torch.cuda.is_available():
+        print("bench.gpu needs a CUDA device", file=sys.stderr)
+        return 2
+    began = time.perf_counter()
+    with torch.inference_mode():
+        pair, facts = make_pair(args)
+        facts |= {"read_tb_s": read_bandwidth() / 1e12, "weight_bytes": pair.target.weight_bytes}
+        facts["floor_ms"] = facts["weight_bytes_read"] / facts["read_tb_s"] / 1e9
+        print(json.dumps(facts), flush=True)
+        report = Report({**facts, "args": {k: str(v) for k, v in asdict(args).items()}}, args.json)
+        for batch in args.batches:
+            prompts = encode(pair.tokenizer, read_prompts(list(args.prompts), max(batch, args.num_prompts)))
+            for temperature in args.temperatures:
+                for cell in args.cells:
+                    if time.perf_counter() - began > args.seconds:
+                        print(f"left out for want of time: {cell} at batch {batch}, temperature {temperature}")
+                        continue
+                    report.add(measure(pair, cell, batch, temperature, prompts, args))
+        if args.peers:
+            from bench.hugging import measure_peers
+
+            prompts = encode(pair.tokenizer, read_prompts(list(args.prompts), args.num_prompts))
+            for found in measure_peers(pair.target.model, pair.draft, prompts, args.max_tokens):
+                report.add(found)
+    return 0
+
+
+def make_pair(args: Args) -> tuple[Pair, dict[str, Any]]:
+    """The pair, grown on the device, and what it is."""
+    device, dtype = torch.device("cuda"), getattr(torch, args.dtype)
+    folder = fetch_default(default_cache())
+    source = load("smollm2", folder, device, torch.float32).model
+    tokenizer = load_tokenizer(folder, source.spec.n_vocab)
+    facts: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "dtype": args.dtype}
+    began = time.perf_counter()
+    draft: Transformer | None = None
+    if args.draft in SHAPES:
+        draft = grow(source, SHAPES[args.draft], epsilon=0.0, device=device, dtype=dtype).model
+    elif args.draft == "smollm2":
+        draft = load("smollm2", folder, device, dtype).model
+    if args.target == "smollm2":
+        target = load("smollm2", folder, device, dtype).model
+    else:
+        grown = grow(source, SHAPES[args.target], epsilon=args.epsilon or 0.1, device=device, dtype=dtype)
+        facts["epsilon"] = args.epsilon or _search(grown, draft, source, tokenizer, args)
+        target = grown.model
+    torch.cuda.synchronize()
+    facts["grown_s"] = time.perf_counter() - began
+    read = sum(p.numel() * p.element_size() for p in target.parameters())
+    if not target.is_tied:  # of the embedding, only a few rows are read
+        read -= target.embedding.numel() * target.embedding.element_size()
+    facts["weight_bytes_read"] = read
+    print(f"{args.target} on {facts['device']}: {format_bytes(read)} of weights read for a token", flush=True)
+    return Pair(Loaded(args.target, folder, target), draft, tokenizer, args.draft), facts
+
+
+def _search(grown: Grown, draft: Transformer | None, source: Transformer, words: Tokenizer, args: Args) -> float:
+    """Noise for the wanted acceptance, on what the source itself answers to a few prompts."""
+    config = EngineConfig(device="cuda", dtype="float32", kv_memory="1GiB", max_batch_rows=8)
+    engine = Engine(Loaded("smollm2", Path(), source), words, config)
+    prompts = encode(words, read_prompts(list(args.prompts), 8))
+    for prompt in prompts:
+        engine.add(prompt, SamplingParams(temperature=0, max_tokens=96))
+    texts: dict[str, list[int]] = {f"request-{i}": list(prompt) for i, prompt in enumerate(prompts)}
+    while engine.has_work:
+        for delta in engine.step():
+            texts[delta.request_id] += delta.token_ids
+    plain = draft if draft is not None else source
+    return find_epsilon(grown, plain, list(texts.values()), words.n_vocab, args.agreement)
+
+
+def measure(
+    pair: Pair, cell: str, batch: int, temperature: float, prompts: list[list[int]], args: Args
+) -> dict[str, Any]:
+    """Serve the prompts, a batch at a time, and say where the time went."""
+    method, *sizes = cell.split(":")
+    lookahead, budget = (*map(int, sizes), *(4, 8)[len(sizes) :])
+    config = EngineConfig(
+        method=method,
+        draft=(pair.draft_name if pair.draft is None else "given") if method != "ar" else None,
+        lookahead=lookahead,
+        budget=budget,
+        link="inline",
+        device="cuda",
+        dtype=args.dtype,
+        kv_memory="6GiB",
+        max_model_len=2048,
+        max_batch_rows=batch,
+        max_batch_tokens=2048,
+    )
+    built = time.perf_counter()
+    engine = Engine(pair.target, pair.tokenizer, config, draft=pair.draft)
+    torch.cuda.synchronize()
+    start_s, graph_bytes = time.perf_counter() - built, torch.cuda.memory_reserved()
+    events: list[RoundEvent] = []
+    _serve(engine, prompts[:batch], batch, temperature, 16)  # whatever is slow the first time
+    engine.round.observers.append(events.append)
+    began = time.perf_counter()
+    n_tokens = _serve(engine, prompts[: max(batch, args.num_prompts)], batch, temperature, args.max_tokens)
+    whole_s = time.perf_counter() - began
+    engine.close()
+    del engine
+    gc.collect()
+    torch.cuda.empty_cache()
+    found = {"cell": cell, "batch": batch, "T": temperature, "method": method, "K": lookahead, "M": budget}
+    extra = {"tok_s_whole": n_tokens / whole_s, "start_s": start_s, "reserved_bytes": graph_bytes}
+    return found | figures(events) | extra
+
+
+def figures(events: list[RoundEvent]) -> dict[str, Any]:
+    """Means over the rounds in which every row decoded, each from the end of the round before it."""
+    summary, n_tokens, seconds, waits, hosts, verifies, drafts = Summary(), 0, 0.0, 0.0, 0.0, 0.0, 0.0
+    n_rounds = 0
+    for before, event in pairwise(events):
+        summary.add(event)
+        same = {row.request for row in before.rows} == {row.request for row in event.rows}
+        if event.verify is None or before.verify is None or not same:
+            continue
+        n_rounds += 1
+        n_tokens += sum(row.n_tokens for row in event.rows)
+        whole = event.collect[1] - before.collect[1]
+        verify, wait = event.verify[1] - event.verify[0], event.speculate[1] - event.speculate[0]
+        seconds, verifies, waits = seconds + whole, verifies + verify, waits + wait
+        hosts += whole - verify - wait
+        if event.draft is not None:
+            drafts += event.draft.prepare[1] - event.draft.prepare[0]
+    ms = 1e3 / max(n_rounds, 1)
+    return {
+        "n_rounds": n_rounds,
+        "tok_s": n_tokens / seconds if seconds else None,
+        "round_ms": seconds * ms,
+        "verify": verifies * ms,
+        "draft": drafts * ms,
+        "exposed": waits * ms,
+        "host": hosts * ms,
+        "per_round": summary.tokens_per_round,
+        "acceptance": summary.acceptance,
+        "hit_rate": summary.hit_rate,
+        "summary": summary.as_dict(),
+    }
+
+
+def _serve(engine: Engine, prompts: list[list[int]], batch: int, temperature: float, max_tokens: int) -> int:
+    """Run prompts a batch at a time; how many tokens came."""
+    n_tokens = 0
+    for start in range(0, len(prompts), batch):
+        names = [
+            engine.add(prompt, SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=i, ignore_eos=True))
+            for i, prompt in enumerate(prompts[start : start + batch])
+        ]
+        while engine.has_work:
+            n_tokens += sum(len(delta.token_ids) for delta in engine.step())
+        for name in names:
+            engine.result(name)
+    return n_tokens
+
+
+def encode(words: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """As questions of a conversation; long ones are cut."""
+    return [words.encode_chat([{"role": "user", "content": text}])[-1024:] for text in texts]
+
+
+def read_bandwidth(n_bytes: int = 8 * 2**30) -> float:
+    """Bytes a second that a large sum reads."""
+    x = torch.ones(n_bytes // 4, dtype=torch.float32, device="cuda")
+    return n_bytes / min(_seconds(x.sum) for _ in range(10))
+
+
+def _seconds(call: Any) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    found: Tensor = call()
+    end.record()
+    end.synchronize()
+    del found
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def _line(cell: dict[str, Any]) -> str:
+    parts = []
+    for name, form in COLUMNS.items():
+        value = cell.get(name)
+        side_and_width = form.partition(".")[0]
+        parts.append(format("-", side_and_width) if value is None else _form(value, form))
+    return "  ".join(parts)
+
+
+def _form(value: object, form: str) -> str:
+    return format(value, form if isinstance(value, float) else form.partition(".")[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Args)))

@@ -1,0 +1,388 @@
+"""A draft model whose whole round is captured: learn, adopt, plan, and draft after every planned outcome.
+
+What the host knows of a row travels as a line of numbers; what was prepared comes back with one wait. Rows that are out
+of step (a prompt being read, a text that grew without the draft) are brought into step by the eager drafter first.
+
+    a hit       its branch is copied behind the text at the beginning of the next preparation
+    a miss      K steps, the first over the last two tokens of the text: either may be new
+    preparing   M branches of every row, K + 1 steps each
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from saguaro.algo.planning import Ahead, Planned
+from saguaro.draft.model import ModelDrafter, Prepared
+from saguaro.draft.planner import Planner
+from saguaro.draft.rows import Proposal, Row
+from saguaro.engine.graphed import float_bits
+from saguaro.engine.graphs import Graphs, Mirror, Moment, SideStream, as_float, bucket
+from saguaro.engine.kv import KVCache
+from saguaro.engine.layout import Segment
+from saguaro.engine.paged import Paged, PagedAttention, slots_at, split_of
+from saguaro.engine.tables import PageTables
+from saguaro.kernels.bundle import Kernels
+from saguaro.model.transformer import Transformer, Turn
+from saguaro.types import DRAFT, Outcome
+
+# Columns of a row's line: all that are drafted for, then those that are prepared for, then tokens.
+SLOT, TEXT, SEED, TEMPERATURE = range(4)
+LENGTH, IS_PRIMARY, BRANCH, VERIFIED, ACCEPTED, BONUS = range(4, 10)
+N_FACTS = 10
+NEVER_VERIFIED = 2**30  # of a row whose outcome is not known
+
+
+@dataclass
+class _Made:
+    """What the last preparation made for the rows it was given."""
+
+    slots: list[int]
+    result: Mirror  # [rows, M * (2 + K)]: k and token of each place, then the tokens drafted after it
+    began: Moment
+    done: Moment
+    budget: int
+    _lines: list[list[int]] | None = None
+
+    def branches(self) -> dict[tuple[int, int, int], int]:
+        """See Prepared."""
+        m = self.budget
+        return {
+            (slot, k, token): index * m + place
+            for index, (slot, line) in enumerate(zip(self.slots, self.lines(), strict=True))
+            for place, (k, token) in enumerate(zip(line[:m], line[m : 2 * m], strict=True))
+            if k >= 0
+        }
+
+    def tokens(self, branch: int) -> list[int]:
+        """What was drafted on a branch."""
+        index, place = divmod(branch, self.budget)
+        drafted = self.lines()[index][2 * self.budget :]
+        n = len(drafted) // self.budget
+        return drafted[place * n : (place + 1) * n]
+
+    def seconds(self) -> float | None:
+        """See Prepared."""
+        return self.done.since(self.began)
+
+    def lines(self) -> list[list[int]]:
+        """Wait until it is there."""
+        if self._lines is None:
+            self.done.wait()
+            self._lines = self.result.host[: len(self.slots)].tolist()
+        return self._lines
+
+
+class PagedBranches:
+    """Attention of branches whose trunks lie on pages; their own keys and values lie apart."""
+
+    def __init__(self, cache: KVCache, own: Tensor, kernels: Kernels, longest: int) -> None:
+        self._cache, self._own, self._kernels, self._longest = cache, own, kernels, longest
+        self._first = torch.arange(own.shape[1], device=own.device) * own.shape[2]  # slot of a branch's first token
+        self._pages = self._forks = torch.empty(0)
+        self._step = 0
+
+    def plan(self, pages: Tensor, forks: Tensor, step: int) -> None:  # [R, P], [R * M]
+        """The next step computes every branch's own token `step`."""
+        self._pages, self._forks, self._step = pages, forks.int(), step
+
+    def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
+        """heads [R * M, H + 2 * H_kv, d] -> [R * M, H * d]."""
+        n, own, kernels = len(heads), self._own[layer], self._kernels
+        slots = self._first[:n] + self._step
+        q = kernels.turn_and_store(
+            heads, turn.q_norm, turn.k_norm, turn.eps, turn.cos, turn.sin, own.flatten(0, 1), slots
+        )
+        return kernels.attend_branches(
+            q, self._cache.layers[layer], self._pages, self._forks, own[:n], self._step + 1,
+            self._cache.page_size, self._longest, split=split_of(self._longest),
+        )  # fmt: skip
+
+
+@dataclass
+class _Buffers:
+    """What the captured steps read and write; it all stays where it is."""
+
+    lines: Mirror  # [rows, N_FACTS + K + 1] int64
+    drafted: Mirror  # [rows, K] int64: just in time
+    result: Mirror  # [rows, M * (2 + K)] int64: see _Made
+    starts: Tensor  # [rows + 1] int32: 0, 1, 2 ..
+    steps: Tensor  # [K + 1] int64: 0..K
+    candidates: Tensor  # [rows * M, K + 1, C]: of the branches
+    scores: Tensor  # [rows * M, K + 1, C]
+    adopted: dict[int, int] = field(default_factory=dict)  # slot -> branch, since the last preparation
+
+
+class GraphDrafter:
+    """Drafts with a captured model, for verification by shared noise. Also a Proposer: just in time."""
+
+    source = DRAFT
+
+    def __init__(
+        self,
+        eager: ModelDrafter,
+        model: Transformer,
+        kernels: Kernels,
+        *,
+        n_known: int,
+        max_rows: int,
+        lookahead: int,
+        budget: int,
+        longest: int,
+    ) -> None:
+        self.eager, self._model, self._kernels = eager, model, kernels
+        self._n_known, self._lookahead, self._budget, self._longest = n_known, lookahead, budget, longest
+        device, size, width = model.device, bucket(max_rows), lookahead + 1
+        self._stream, self._graphs = SideStream(device), Graphs(device)
+        self._tables = PageTables(max_rows, longest, eager.cache.page_size, device)
+        self._trunk = PagedAttention(eager.cache, kernels, longest)
+        self._branches = PagedBranches(eager.cache, eager.attention.own, kernels, longest)
+        shape = (size * budget, *eager.candidates.shape[1:])
+        self._at = _Buffers(
+            lines=Mirror((size, N_FACTS + width), torch.int64, device),
+            drafted=Mirror((size, lookahead), torch.int64, device),
+            result=Mirror((size, budget * (2 + lookahead)), torch.int64, device),
+            starts=torch.arange(size + 1, dtype=torch.int32, device=device),
+            steps=torch.arange(width, device=device),
+            candidates=torch.zeros(shape, dtype=torch.int64, device=device),
+            scores=torch.full(shape, float("-inf"), device=device),
+        )
+        self._lines = self._at.lines.host.numpy()
+        self._done, self._made = Moment(device), _Made([], self._at.result, Moment(device), Moment(device), budget)
+
+    def admit(self, rows: Sequence[Row]) -> None:
+        """Follow these rows."""
+        self.eager.admit(rows)
+
+    def retire(self, slots: Sequence[int]) -> None:
+        """Forget these rows; one that is not known is none to forget."""
+        self.eager.retire(slots)
+        for slot in slots:
+            self._at.adopted.pop(slot, None)
+
+    def settle(self, rows: Sequence[Row]) -> None:
+        """Keep what was computed of each text."""
+        self.eager.settle(rows)
+
+    def read(self, rows: Sequence[Row], is_late: Callable[[], bool]) -> None:
+        """Compute some more of texts that are far behind."""
+        with self._stream():
+            self.eager.read(rows, is_late)
+
+    @torch.inference_mode()
+    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+        """Draft after each text; nothing where it is far from read, or where there is no room."""
+        ready = [row for row in rows if self.eager.is_near(row) and self.eager.reserve(row)]
+        if not ready:
+            return Proposal([[] for _ in rows])
+        with self._stream():
+            self._catch_up(ready, n_left=2)
+            self._write(ready, [self._draft_line(row) for row in ready], self._nobody(0))
+            size = bucket(len(ready))
+            self._graphs.run(("draft", size), partial(self._draft, size))
+            self._at.drafted.fetch(len(ready))
+            self._done.mark()
+        self._done.wait()
+        found = dict(zip(ready, self._at.drafted.host[: len(ready)].tolist(), strict=True))
+        for row in ready:
+            self.eager.trunks[row.slot].n_computed = len(row.text) + self._lookahead - 1
+        return Proposal([found.get(row, [])[:lookahead] for row in rows])
+
+    @torch.inference_mode()
+    def prepare(
+        self, rows: Sequence[Row], planner: Planner, budget: int, outcome: Outcome, is_late: Callable[[], bool]
+    ) -> Prepared:
+        """See Drafter. It is launched, and done when somebody asks what was prepared."""
+        assert budget == self._budget
+        adopted, self._at.adopted = self._at.adopted, {}
+        ready = [row for row in rows if self.eager.is_near(row) and self.eager.reserve(row)]
+        for row in rows:
+            if row.slot in adopted and row not in ready:
+                self.eager.trunks[row.slot].n_computed = len(row.text) - 1  # nobody copies its branch
+        if not ready:
+            return Planned.nothing()
+        facts = torch.stack((outcome.slots, outcome.length, outcome.n_accepted, outcome.bonus), 1).tolist()
+        decided = {slot: rest for slot, *rest in facts}
+        with self._stream():
+            self._made.began.mark()
+            self._catch_up(ready, n_left=1)
+            trunks = [self.eager.trunks[row.slot] for row in ready]
+            ends = [len(row.text) + len(row.speculation) for row in ready]
+            is_behind = any(trunk.n_computed < end for trunk, end in zip(trunks, ends, strict=True))
+            lines = [self._line(row, adopted.get(row.slot, -1), decided.get(row.slot)) for row in ready]
+            self._write(ready, lines, self._nobody(-1))
+            size = bucket(len(ready))
+            self._graphs.run(("prepare", size, is_behind), partial(self._prepare, size, is_behind, planner))
+            self._at.result.fetch(len(ready))
+            self._made = replace(self._made, slots=[row.slot for row in ready], _lines=None)
+            self._made.done.mark()
+        for trunk, end in zip(trunks, ends, strict=True):
+            trunk.n_computed = max(trunk.n_computed, end)
+        return self._made
+
+    def adopt(self, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
+        """Note which branches become the trunks of their rows; the tokens of each."""
+        for row, branch in hits:
+            if self.eager.reserve(row):
+                self._at.adopted[row.slot] = branch
+                self.eager.trunks[row.slot].n_computed = len(row.text) + self._lookahead
+        return [(self._made.tokens(branch), None) for _, branch in hits]
+
+    @torch.inference_mode()
+    def warm(self, size: int, planner: Planner | None) -> None:
+        """Capture the steps of so many rows, on rows that nobody has."""
+        with self._stream():
+            self._write([], [self._nobody(0)] * size, self._nobody(0))
+            self._graphs.run(("draft", size), partial(self._draft, size))
+            for is_behind in (False, True) if planner is not None else ():
+                assert planner is not None
+                self._write([], [self._nobody(-1)] * size, self._nobody(-1))
+                run = partial(self._prepare, size, is_behind, planner)
+                self._graphs.run(("prepare", size, is_behind), run)
+
+    def _catch_up(self, rows: Sequence[Row], n_left: int) -> None:
+        """Compute each text up to its last n_left tokens."""
+        segments = []
+        for row in rows:
+            trunk, end = self.eager.trunks[row.slot], len(row.text) - n_left
+            if trunk.n_computed < end:
+                tokens = row.text[trunk.n_computed : end]
+                segments.append(Segment(tokens, trunk.n_computed, trunk.table.pages, 0))
+                trunk.n_computed = end
+        if segments:
+            self.eager.forward(segments)
+
+    def _write(self, rows: Sequence[Row], lines: list[list[int]], nobody: list[int]) -> None:
+        self._tables.write((row.slot, self.eager.trunks[row.slot].table.pages) for row in rows)
+        size = bucket(len(lines))
+        self._lines[:size] = lines + [nobody] * (size - len(lines))
+        self._at.lines.send(size)
+
+    def _draft_line(self, row: Row) -> list[int]:
+        """A row to draft for: the last two tokens of its text stand last."""
+        request, k = row.request, self._lookahead
+        facts = [row.slot, len(row.text), request.seed, float_bits(request.params.temperature)]
+        last = [0, *row.text][-2:]
+        return [*facts, *[0] * (N_FACTS - len(facts)), *([0] * (k + 1) + last)[-k - 1 :]]
+
+    def _line(self, row: Row, branch: int, decided: Sequence[int] | None) -> list[int]:
+        """A row to prepare for: the last token of its text and the speculation stand last."""
+        request, n = row.request, len(row.speculation)
+        facts = [row.slot, len(row.text), request.seed, float_bits(request.params.temperature)]
+        facts += [n, int(row.is_hit), branch, *(decided or (NEVER_VERIFIED, 0, 0))]
+        return [*facts, *[0] * (self._lookahead - n), row.text[-1], *row.speculation]
+
+    def _nobody(self, length: int) -> list[int]:
+        """A line of padding."""
+        facts = [self._tables.nobody, 0, 0, 0, length, 0, -1, NEVER_VERIFIED, 0, 0]
+        return [*facts, *[0] * (self._lookahead + 1)]
+
+    def _draft(self, size: int) -> None:
+        """K steps after each text, one token each, the first over two."""
+        lines, k = self._at.lines.device[:size], self._lookahead
+        slot, text, pages = lines[:, SLOT], lines[:, TEXT], self._tables.device[lines[:, SLOT]]
+        is_row = (text > 0)[:, None]
+        tokens = lines[:, -2:]
+        for step in range(k):
+            n = tokens.shape[1]
+            positions = (text + step - n)[:, None] + self._at.steps[:n]  # [R, n]
+            slots = slots_at(pages, positions, is_row & (positions >= 0), self.eager.cache.page_size)
+            lengths = torch.where(text > 0, text + step, 0).int()
+            starts = self._at.starts[: size + 1] * n
+            self._trunk.plan_paged(Paged(slots.flatten(), pages, starts, lengths, n, self._longest))
+            hidden = self._compute(tokens, positions, self._trunk).view(size, n, -1)[:, -1]
+            candidates, scores = self._rank(hidden, lines, positions[:, -1:])
+            self._keep(slot, step, candidates[:, 0], scores[:, 0])
+            tokens = candidates[:, 0, :1]
+            self._at.drafted.device[:size, step] = tokens[:, 0]
+
+    def _prepare(self, size: int, is_behind: bool, planner: Planner) -> None:
+        """Learn, adopt, catch up with what is in flight, plan, and draft after every planned outcome."""
+        lines = self._at.lines.device[:size]
+        slot, length = lines[:, SLOT], lines[:, LENGTH]
+        planner.learn(Outcome(slot, lines[:, VERIFIED], lines[:, ACCEPTED], lines[:, BONUS]))
+        pages = self._tables.device[slot]
+        self._adopt(lines, pages)
+        if is_behind:
+            self._extend(lines, pages)
+        ahead = Ahead(
+            slot,
+            self._in_flight(lines),
+            length,
+            self.eager.candidates[slot],
+            self.eager.scores[slot],
+            lines[:, IS_PRIMARY] > 0,
+        )
+        planned = planner.plan(ahead, self._budget)
+        drafted = self._branch(lines, pages, planned)  # [R * M, K]
+        self._at.result.device[:size] = torch.cat((planned.k, planned.token, drafted.view(size, -1)), 1)
+
+    def _adopt(self, lines: Tensor, pages: Tensor) -> None:
+        """Copy adopted branches behind their texts, which end with their first token."""
+        slot, branch = lines[:, SLOT], lines[:, BRANCH]
+        positions = (lines[:, TEXT] - 1)[:, None] + self._at.steps
+        is_hit = (branch >= 0)[:, None]
+        cache = self.eager.cache
+        slots = slots_at(pages, positions, is_hit, cache.page_size)
+        self._kernels.adopt(self.eager.attention.own, branch, cache.memory, slots)
+        for trunk, own in ((self.eager.candidates, self._at.candidates), (self.eager.scores, self._at.scores)):
+            trunk[slot] = torch.where(is_hit[..., None], own[branch.clamp(min=0)], trunk[slot])
+
+    def _extend(self, lines: Tensor, pages: Tensor) -> None:
+        """Compute the last token of each text and what is in flight after it, and rank after each."""
+        k, steps, length = self._lookahead, self._at.steps, lines[:, LENGTH]
+        first = k - length[:, None]  # padding before the text's last token
+        positions = (lines[:, TEXT] + length - 1 - k)[:, None] + steps
+        slots = slots_at(pages, positions, steps >= first, self.eager.cache.page_size)
+        lengths = torch.where(length >= 0, lines[:, TEXT] + length, 0).int()
+        starts = self._at.starts[: len(lines) + 1] * (k + 1)
+        self._trunk.plan_paged(Paged(slots.flatten(), pages, starts, lengths, k + 1, self._longest))
+        hidden = self._compute(lines[:, N_FACTS:], positions, self._trunk)
+        found = self._rank(hidden, lines, positions)
+        at = (first + steps).clamp(max=k)[..., None]  # [R, K+1, 1]
+        candidates, scores = (x.gather(1, at.expand(-1, -1, x.shape[2])) for x in found)
+        width = candidates.shape[2]
+        self.eager.candidates[lines[:, SLOT], :, :width] = candidates
+        self.eager.scores[lines[:, SLOT], :, :width] = scores
+
+    def _branch(self, lines: Tensor, pages: Tensor, planned: Planned) -> Tensor:  # [R * M, K]
+        """K + 1 steps of every branch."""
+        forks = lines[:, TEXT, None] + planned.k.clamp(min=0)  # [R, M]
+        tokens, drafted = planned.token, []
+        for step in range(self._lookahead + 1):
+            self._branches.plan(pages, forks.flatten(), step)
+            hidden = self._compute(tokens, forks + step, self._branches)
+            candidates, scores = (x.flatten(0, 1) for x in self._rank(hidden, lines, forks + step))
+            n, width = candidates.shape
+            self._at.candidates[:n, step, :width], self._at.scores[:n, step, :width] = candidates, scores
+            tokens = candidates[:, 0]
+            drafted.append(tokens)
+        return torch.stack(drafted[:-1], 1)
+
+    def _compute(self, tokens: Tensor, positions: Tensor, attention: PagedAttention | PagedBranches) -> Tensor:
+        hidden: Tensor = self._model(tokens.flatten(), positions.clamp(min=0).flatten(), attention, self._kernels)
+        return hidden
+
+    def _rank(self, hidden: Tensor, lines: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Candidates after the tokens at these positions, [R, n] -> tokens [R, n, C], scores [R, n, C]."""
+        logits = self._model.logits(hidden, self._kernels)
+        n = positions.shape[1]
+        temperature, seeds = (
+            x[:, None].expand(-1, n).flatten() for x in (as_float(lines[:, TEMPERATURE]), lines[:, SEED])
+        )
+        width = min(self.eager.candidates.shape[2], self._n_known)
+        found = self._kernels.rank(logits, temperature, seeds, positions.flatten() + 1, self._n_known, width)
+        return found[0].view(len(lines), n, width), found[1].view(len(lines), n, width)
+
+    def _keep(self, slot: Tensor, step: int, candidates: Tensor, scores: Tensor) -> None:  # [R], [R, C] twice
+        width = candidates.shape[1]
+        self.eager.candidates[slot, step, :width], self.eager.scores[slot, step, :width] = candidates, scores
+
+    def _in_flight(self, lines: Tensor) -> Tensor:  # [R, K]
+        """The speculations, from the left, and 0 after them."""
+        k, steps, length = self._lookahead, self._at.steps[:-1], lines[:, LENGTH, None]
+        tokens = lines[:, N_FACTS:].gather(1, (k - length + 1 + steps).clamp(max=k))
+        return torch.where(steps < length, tokens, 0)

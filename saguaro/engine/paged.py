@@ -1,0 +1,89 @@
+"""Attention by kernels that find keys and values through page tables held in tensors.
+
+What a row computes does not depend on its neighbours, bit for bit (saguaro.kernels.attention), and a step whose
+tensors stay where they are can be captured.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from saguaro.engine.kv import KVCache
+from saguaro.engine.layout import Layout
+from saguaro.kernels.bundle import Kernels
+from saguaro.model.transformer import Turn
+
+MAX_SPLITS = 32
+LEAST_SPLIT = 256  # keys
+
+
+@dataclass(frozen=True)
+class Paged:
+    """Where the tokens of a step and the texts they belong to lie."""
+
+    slots: Tensor  # [T] int64: where each token's key and value go; -1: nowhere
+    pages: Tensor  # [R, P] int32
+    starts: Tensor  # [R + 1] int32: row r's queries are tokens starts[r] : starts[r + 1], the last of its text
+    lengths: Tensor  # [R] int32: keys the last of them sees, itself included
+    n_queries: int  # most of a row
+    longest: int  # no length is greater
+
+
+class PagedAttention:
+    """Writes a step's keys and values to its pages and attends to them."""
+
+    def __init__(self, cache: KVCache, kernels: Kernels, longest: int) -> None:
+        self._cache, self._kernels, self._split = cache, kernels, split_of(longest)
+        self._paged: Paged | None = None
+
+    def plan(self, layout: Layout) -> None:
+        """Take the next step's layout."""
+        device, n_pages = self._cache.device, max(map(len, layout.pages))
+        pages = torch.tensor([[*row, *[0] * (n_pages - len(row))] for row in layout.pages], dtype=torch.int32)
+        sizes = [stop - start for start, stop in zip(layout.starts, layout.starts[1:], strict=False)]
+        self.plan_paged(
+            Paged(
+                layout.slots,
+                pages.to(device),
+                torch.tensor(layout.starts, dtype=torch.int32).to(device),
+                torch.tensor(layout.lengths, dtype=torch.int32).to(device),
+                n_queries=max(sizes),
+                longest=max(layout.lengths),
+            )
+        )
+
+    def plan_paged(self, paged: Paged) -> None:
+        """Take the next step's places, on the device already."""
+        self._paged = paged
+
+    def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
+        """See AttentionBackend."""
+        at, memory, kernels = self._paged, self._cache.layers[layer], self._kernels
+        assert at is not None, "a step is planned before it is run"
+        q = kernels.turn_and_store(
+            heads, turn.q_norm, turn.k_norm, turn.eps, turn.cos, turn.sin, memory, at.slots
+        )  # [T, H, d]
+        return kernels.attend(
+            q, memory, at.pages, at.starts, at.lengths, self._cache.page_size, at.n_queries, at.longest,
+            split=self._split,
+        )  # fmt: skip
+
+
+def split_of(longest: int) -> int:
+    """Keys of a split, for texts up to this long: so many that there are at most MAX_SPLITS.
+
+    >>> split_of(8192), split_of(131072)
+    (256, 4096)
+    """
+    return max(LEAST_SPLIT, 1 << (-(-longest // MAX_SPLITS) - 1).bit_length())
+
+
+def slots_at(pages: Tensor, positions: Tensor, is_real: Tensor, page_size: int) -> Tensor:  # [R, P], [R, n], [R, n]
+    """Where the tokens at these positions lie, [R, n] int64; -1 for one that is not real.
+
+    >>> slots_at(torch.tensor([[3, 1]]), torch.tensor([[3, 4]]), torch.tensor([[True, True]]), page_size=4)
+    tensor([[15,  4]])
+    """
+    page = pages.gather(1, (positions // page_size).clamp(0, pages.shape[1] - 1)).long()
+    return torch.where(is_real, page * page_size + positions % page_size, -1)

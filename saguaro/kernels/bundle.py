@@ -1,0 +1,72 @@
+"""The kernels that a stream of device work runs with: Triton's on a GPU, or their plain-torch twins anywhere.
+
+A bundle is also the model's `Products`. Two bundles may work at the same time; one may not, on two streams.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from saguaro.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Functions of tensors; what each does is written where it is defined."""
+
+    attend: Callable[..., Tensor]
+    attend_branches: Callable[..., Tensor]
+    adopt: Callable[..., None]
+    turn_and_store: Callable[..., Tensor]
+    choose: Callable[..., Tensor]
+    rank: Callable[..., tuple[Tensor, Tensor]]
+    normed_product: Callable[..., Tensor]
+    gated_product: Callable[..., Tensor]
+    add_product: Callable[..., Tensor]
+
+
+def kernels_for(device: torch.device) -> Kernels | None:
+    """The kernels of a device for one stream of work; None where torch's own operations are best."""
+    return triton_kernels(device) if device.type == "cuda" else None
+
+
+def triton_kernels(device: torch.device) -> Kernels:
+    """A bundle for one stream of this device."""
+    try:
+        from saguaro.kernels import adopt, attention, branches, linear, rotary, sample
+    except ImportError as e:
+        raise ConfigError(
+            f"device is {device}, whose kernels need Triton, and it is not there ({e}); install triton, or set "
+            "device to cpu"
+        ) from e
+    return Kernels(
+        attention.attend,
+        branches.attend_branches,
+        adopt.adopt,
+        rotary.turn_and_store,
+        sample.choose,
+        sample.rank,
+        linear.normed_product,
+        linear.gated_product,
+        partial(linear.add_product, arrived=linear.counters(device)),
+    )
+
+
+def plain_kernels() -> Kernels:
+    """The twins, in plain torch."""
+    from saguaro.kernels import adopt, attention, branches, linear, rotary, sample
+
+    return Kernels(
+        attention.attend_plain,
+        branches.attend_branches_plain,
+        adopt.adopt_plain,
+        rotary.turn_and_store_plain,
+        sample.choose_plain,
+        sample.rank_plain,
+        linear.normed_product_plain,
+        linear.gated_product_plain,
+        linear.add_product_plain,
+    )

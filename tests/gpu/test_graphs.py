@@ -1,0 +1,76 @@
+"""Captured verification and drafting on a CUDA device: every method gives the tokens of `ar`. Skipped without one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from saguaro import LLM, SamplingParams
+from saguaro.draft.graphed import GraphDrafter
+from saguaro.engine.graphed import GraphVerifier
+from saguaro.model.tiny import write_tiny
+from saguaro.transport.inline import Inline
+from saguaro.types import RoundEvent
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+PROMPTS = ["the end", "in an inn there was another man", "x" * 100, "a", "one two three four five"]
+SETTINGS: dict[str, Any] = {
+    "device": "cuda",
+    "dtype": "float32",
+    "kv_memory": "8MiB",
+    "max_batch_rows": 4,
+    "max_batch_tokens": 64,
+    "max_model_len": 256,
+}
+STYLES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "warm": {"temperature": 1.0},
+    "restricted": {"temperature": 1.0, "top_p": 0.9, "top_k": 20},
+    "penalised": {"temperature": 0.8, "repetition_penalty": 1.2, "logit_bias": {5: 1.0}},
+}
+
+
+def params(style: str) -> list[SamplingParams]:
+    """Two prompts are of this style, the others plain."""
+    own, plain = STYLES[style], STYLES["warm"]
+    return [
+        SamplingParams(seed=i, max_tokens=40, ignore_eos=True, **(own if i % 2 else plain)) for i in range(len(PROMPTS))
+    ]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("style", STYLES)
+def test_every_method_gives_the_tokens_of_ar(family: str, style: str, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, family)
+    with LLM(folder, method="ar", **SETTINGS) as plain:
+        assert isinstance(plain.engine.round.verifier, GraphVerifier)
+        wanted = [result.token_ids for result in plain.generate(PROMPTS, params(style))]
+    for method in ("sd", "amusd", "ssd-uniform", "ssd"):
+        with LLM(folder, method=method, draft="drop:1", lookahead=3, budget=4, **SETTINGS) as llm:
+            assert isinstance(llm.engine.round.draft, Inline)
+            assert isinstance(llm.engine.round.draft.side.drafter, GraphDrafter)
+            events: list[RoundEvent] = []
+            llm.engine.round.observers.append(events.append)
+            assert [result.token_ids for result in llm.generate(PROMPTS, params(style))] == wanted
+            sources = {row.source for event in events for row in event.rows}
+            assert "draft" in sources
+            assert ("cache" in sources) == (method != "sd")
+
+
+def test_what_cannot_be_captured_is_computed_all_the_same(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, "llama")
+    with LLM(folder, method="ar", **SETTINGS) as plain:
+        wanted = [result.token_ids for result in plain.generate(PROMPTS, params("greedy"))]
+    for method in ("specbranch", "saguaro"):
+        with LLM(folder, method=method, verification="shared", draft="drop:1", lookahead=3, **SETTINGS) as llm:
+            assert [result.token_ids for result in llm.generate(PROMPTS, params("greedy"))] == wanted
+    with LLM(
+        folder, method="saguaro", draft="drop:1", lookahead=3, **SETTINGS
+    ) as llm:  # rejection: greedy alone is equal
+        greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+        with LLM(folder, method="ar", **SETTINGS) as again:
+            assert [r.token_ids for r in llm.generate(PROMPTS, greedy)] == [
+                r.token_ids for r in again.generate(PROMPTS, greedy)
+            ]
