@@ -56,6 +56,7 @@ def rank(
 ) -> tuple[Tensor, Tensor]:  # tokens [L, n] int64, scores [L, n] float32
     """The n best tokens of every row and their scores, best first: the first is `choose`'s."""
     n_rows = len(logits)
+    temperature, seeds, positions = (x.contiguous() for x in (temperature, seeds, positions))
     assert logits.dtype == temperature.dtype == torch.float32, (logits.dtype, temperature.dtype)
     assert logits.stride(1) == 1, logits.stride()
     assert 1 <= n <= min(n_known, _block), (n, n_known)

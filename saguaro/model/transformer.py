@@ -8,7 +8,7 @@ column-major on a GPU, as the checkpoints have it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -46,39 +46,54 @@ class Attention(Protocol):
         """Projected heads [T, H + 2 * H_kv, d] (queries, keys, values), to be turned -> [T, H * d]."""
 
 
+@dataclass(frozen=True)
+class Stream:
+    """The residual stream, and what its next reader makes of it."""
+
+    x: Tensor  # [T, D]
+    read: Any  # norm(x), or whatever the products that made it need to compute it
+
+
 class Products(Protocol):
-    """The matrix products of a layer, with what stands before and after each."""
+    """The matrix products of a model, with what stands before and after each.
 
-    def normed_product(
-        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype
-    ) -> Tensor:
-        """norm(x) @ W + bias: [T, in] -> [T, out]."""
+    Whoever writes the stream knows the norm through which it is read next: so the norm can be computed on the way.
+    """
 
-    def gated_product(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """silu(gate) * up, where (gate, up) = norm(x) @ W + bias: [T, in] -> [T, out / 2]."""
+    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Stream:
+        """The stream x [T, D], to be read through this norm [D]."""
 
-    def add_product(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x + y @ W + bias: [T, out], [T, in] -> [T, out]."""
+    def read(self, stream: Stream, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+        """norm(x) @ W + bias: -> [T, out]."""
+
+    def read_gated(self, stream: Stream, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """silu(gate) * up, where (gate, up) = norm(x) @ W + bias: -> [T, out / 2]."""
+
+    def write(self, stream: Stream, y: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float) -> Stream:
+        """x + y @ W + bias, y [T, in], to be read through this norm."""
 
 
 class TorchProducts:
     """By torch, on any device."""
 
-    def normed_product(
-        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype
-    ) -> Tensor:
+    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Stream:
         """See Products."""
-        x = F.rms_norm(x, x.shape[-1:], norm, eps)
-        return (torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)).to(out_dtype)
+        return Stream(x, F.rms_norm(x, x.shape[-1:], norm, eps))
 
-    def gated_product(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def read(self, stream: Stream, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
         """See Products."""
-        gate, up = self.normed_product(x, norm, eps, weight, bias, x.dtype).chunk(2, -1)
+        normed: Tensor = stream.read
+        return (torch.mm(normed, weight) if bias is None else torch.addmm(bias, normed, weight)).to(out_dtype)
+
+    def read_gated(self, stream: Stream, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See Products."""
+        gate, up = self.read(stream, weight, bias, stream.x.dtype).chunk(2, -1)
         return F.silu(gate).mul_(up)
 
-    def add_product(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def write(self, stream: Stream, y: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float) -> Stream:
         """See Products."""
-        return torch.addmm(x if bias is None else x + bias, y, weight)
+        x = stream.x
+        return self.begin(torch.addmm(x if bias is None else x + bias, y, weight), norm, eps)
 
 
 TORCH = TorchProducts()
@@ -124,14 +139,16 @@ class Layer(nn.Module):
         self.down = matrix(spec.intermediate, spec.hidden, device, dtype)
         self.down_bias = vector(spec.hidden, device, dtype) if spec.has_mlp_bias else None
 
-    def forward(self, index: int, x: Tensor, turn: Turn, attention: Attention, by: Products) -> Tensor:
-        """x [T, D] -> [T, D]."""
+    def forward(
+        self, index: int, stream: Stream, turn: Turn, attention: Attention, by: Products, next_norm: Tensor
+    ) -> Stream:
+        """The stream after this layer; the layer after it reads it through next_norm."""
+        n_tokens, dtype, eps = len(stream.x), stream.x.dtype, self.eps
         turn = replace(turn, q_norm=self.q_norm, k_norm=self.k_norm)
-        heads = by.normed_product(x, self.norm1, self.eps, self.qkv, self.qkv_bias, x.dtype)
-        attended = attention.run(index, heads.view(len(x), -1, self.head_dim), turn)
-        x = by.add_product(x, attended, self.out, self.out_bias)
-        gated = by.gated_product(x, self.norm2, self.eps, self.gate_up, self.gate_up_bias)
-        return by.add_product(x, gated, self.down, self.down_bias)
+        heads = by.read(stream, self.qkv, self.qkv_bias, dtype).view(n_tokens, -1, self.head_dim)
+        stream = by.write(stream, attention.run(index, heads, turn), self.out, self.out_bias, self.norm2, eps)
+        gated = by.read_gated(stream, self.gate_up, self.gate_up_bias)
+        return by.write(stream, gated, self.down, self.down_bias, next_norm, eps)
 
 
 class Transformer(nn.Module):
@@ -161,15 +178,17 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention, by: Products = TORCH) -> Tensor:
         """tokens [T] int64, positions [T] int64 -> hidden states [T, D], before the last norm."""
-        x = self.embedding.index_select(0, tokens)
         turn = Turn(self.spec.n_heads, None, None, self.spec.norm_eps, *self._angles(positions))
+        norms: list[Tensor] = [*(layer.get_parameter("norm1") for layer in self.layers), self.norm]
+        stream = by.begin(self.embedding.index_select(0, tokens), norms[0], self.spec.norm_eps)
         for index, layer in enumerate(self.layers):
-            x = layer(index, x, turn, attention, by)
-        return x
+            stream = layer(index, stream, turn, attention, by, norms[index + 1])
+        return stream.x
 
     def logits(self, hidden: Tensor, by: Products = TORCH) -> Tensor:  # [L, D] -> [L, V] float32
         """What the model says next, after each of these hidden states; -inf for tokens a reduced head does not have."""
-        said = by.normed_product(hidden, self.norm, self.spec.norm_eps, self.head, None, torch.float32)
+        stream = by.begin(hidden, self.norm, self.spec.norm_eps)
+        said = by.read(stream, self.head, None, torch.float32)
         if self.token_map is None:
             return said
         return said.new_full((len(said), self.spec.n_vocab), float("-inf")).index_copy_(1, self.token_map, said)

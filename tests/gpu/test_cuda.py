@@ -39,7 +39,7 @@ def test_bfloat16_is_near_transformers(family: str, tmp_path: Path) -> None:
     with torch.inference_mode():
         wanted = reference(torch.tensor([text])).logits[0, -1, :n_known].float().log_softmax(-1)
     for token, logprob in found[0].top[:2]:
-        assert abs(float(wanted[token]) - logprob) < 0.3
+        assert abs(float(wanted[token]) - logprob) < 0.5
 
 
 def test_noise_has_the_same_bits_and_nearly_the_same_values() -> None:

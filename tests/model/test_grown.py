@@ -15,7 +15,7 @@ from saguaro.errors import ConfigError
 from saguaro.model import transformer
 from saguaro.model.load import load
 from saguaro.model.tiny import write_tiny
-from saguaro.model.transformer import Transformer
+from saguaro.model.transformer import Layer, Transformer
 from tests.parity.driver import CPU, LINEAR, LLAMA3, difference, random_tokens
 
 N_KNOWN = 288
@@ -147,7 +147,9 @@ def test_noise_is_as_large_in_any_shape(source: Transformer) -> None:
 
 def test_a_wide_stream_is_not_mostly_noise(source: Transformer) -> None:
     wide = grow_small(source, SHAPES_SMALL[5], epsilon=1.0).model
-    rows = wide.layers[0].down.data[96:]  # the noise neurons of a layer of the source
+    layer = wide.layers[0]
+    assert isinstance(layer, Layer)
+    rows = layer.down.data[96:]  # the noise neurons of a layer of the source
     inside, beyond = (float(part.square().sum()) for part in (rows[:, :96], rows[:, 96:]))
     assert 0.9 < beyond / inside < 1.1
 

@@ -1,0 +1,43 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators
+"""How kernels of one stream follow one another: the next may start before the one before has ended.
+
+Programmatic dependent launch (NVIDIA, from Hopper on): a kernel that was launched early does what depends on nothing
+(it finds its place, fetches weights), then waits until everything before it is done and seen. Elsewhere a kernel starts
+when the one before has ended, and the wait is nothing.
+
+Invariant: a kernel waits before it reads what any kernel wrote, and before it writes anything at all.
+"""
+
+import os
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def let_next_start(EARLY: tl.constexpr):
+    """The kernel after this one may be launched from now on."""
+    if EARLY:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_previous(EARLY: tl.constexpr):
+    """Until here nothing may be read that a kernel wrote, and nothing written."""
+    if EARLY:
+        gdc_wait()
+
+
+def early(device: torch.device) -> dict[str, Any]:
+    """Keywords of a launch: the constexpr EARLY, and what the launcher must know."""
+    return {"EARLY": True, "launch_pdl": True} if _can_start_early(device) else {"EARLY": False}
+
+
+@cache
+def _can_start_early(device: torch.device) -> bool:
+    is_nvidia = device.type == "cuda" and torch.version.hip is None and "TRITON_INTERPRET" not in os.environ
+    return is_nvidia and torch.cuda.get_device_capability(device)[0] >= 9
