@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -46,11 +47,16 @@ class Args:
     kills: int = 0
     """Kill the draft's process so many times, at random moments, and go on until that is done."""
     threads: int | None = None
+    device: str = "cpu"
+    dtype: str = "auto"
 
 
 def main(args: Args) -> int:
     """Print a line per method, temperature and batch; 1 if any output differs."""
-    plain = LLM(method="ar", device="cpu", lookahead=args.lookahead, threads=args.threads)
+    settings: dict[str, Any] = {"device": args.device, "dtype": args.dtype, "threads": args.threads}
+    if args.device != "cpu":  # no more is captured than is used
+        settings |= {"max_batch_rows": max(args.batches), "max_model_len": 2048}
+    plain = LLM(method="ar", lookahead=args.lookahead, kv_memory=args.kv_memory, **settings)
     encode = plain.engine.tokenizer.encode_chat
     texts = read_prompts(list(args.prompts), args.num_prompts)
     prompts = [encode([{"role": "user", "content": text}]) for text in texts]
@@ -65,23 +71,31 @@ def main(args: Args) -> int:
                 with plain.sibling(
                     method=method, draft=args.draft, budget=args.budget, link=args.link, kv_memory=args.kv_memory
                 ) as llm:
-                    n_differ += compare(llm, prompts, params, wanted, batch, args.kills)
+                    n_differ += compare(llm, plain, prompts, params, wanted, batch, args.kills)
     print(f"{n_differ} outputs differ")
     return 1 if n_differ else 0
 
 
 def compare(
-    llm: LLM, prompts: list[list[int]], params: list[SamplingParams], wanted: list[list[int]], batch: int, kills: int
+    llm: LLM,
+    plain: LLM,
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+    wanted: list[list[int]],
+    batch: int,
+    kills: int,
 ) -> int:
     """Run all prompts, again and again while there are kills to come; outputs that are not the wanted ones."""
     summary, engine = Summary(), llm.engine
     engine.round.observers.append(summary.add)
     n_runs = n_differ = 0
+    gaps: list[str] = []
     began = time.perf_counter()
     with killing(llm, kills) as deaths:
         while n_runs == 0 or len(deaths) < kills:
             found = outputs(llm, prompts, params, batch)
-            n_differ += sum(a != b for a, b in zip(found, wanted, strict=True))
+            gaps = [gap(plain, *each) for each in zip(prompts, wanted, found, strict=True) if each[1] != each[2]]
+            n_differ += len(gaps)
             n_runs += 1
     engine.pool.check(engine.scheduler.tables())
     n_tokens, hits = n_runs * sum(len(tokens) for tokens in wanted), summary.hit_rate
@@ -92,7 +106,19 @@ def compare(
     facts.append(f"{time.perf_counter() - began:.0f} s")
     what = f"{engine.method.name:11} T={params[0].temperature:g} batch {batch}"
     print(f"{what}: {n_differ} differ of {', '.join(fact for fact in facts if fact)}", flush=True)
+    if gaps:
+        print(f"{'':11} log-probabilities of the two likeliest tokens where they part: {', '.join(gaps)} apart")
     return n_differ
+
+
+def gap(plain: LLM, prompt: list[int], wanted: list[int], found: list[int]) -> str:
+    """How near the two likeliest tokens lie where two outputs part."""
+    n_same = next((i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b), len(wanted))
+    asked = SamplingParams(temperature=0, max_tokens=1, logprobs=2)
+    found_there = plain.generate([prompt + wanted[:n_same]], asked)[0].outputs[0].logprobs
+    assert found_there is not None
+    (_, first), (_, second) = found_there[0].top[:2]
+    return f"{first - second:.3f} (token {n_same})"
 
 
 def outputs(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], batch: int) -> list[list[int]]:

@@ -42,7 +42,7 @@ from saguaro.model.spec import ModelSpec
 from saguaro.model.tokenizer import load_tokenizer
 from saguaro.model.transformer import Layer, Transformer
 from saguaro.rng import derive_seed
-from saguaro.serve.engine import default_dtype, find_device
+from saguaro.serve.assembly import default_dtype, find_device
 from saguaro.serve.llm import default_cache
 
 CHUNK = 128  # tokens computed at once, so that logits of a large vocabulary stay small

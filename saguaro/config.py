@@ -151,8 +151,8 @@ class EngineConfig:
     dtype: str = "auto"
     """float32, bfloat16, or auto: float32 on a CPU, bfloat16 on a GPU."""
     kv_memory: str = "auto"
-    """Memory for keys and values, such as 512MiB; auto: on a CPU two full contexts, at most a quarter of the
-    memory; on a GPU 80% of what is free."""
+    """Memory for the target's keys and values, such as 512MiB; auto: on a CPU two full contexts, at most a quarter of
+    the memory; on a GPU 90% of what is left beside weights and workspace, shared with the draft's."""
     max_model_len: int | None = None
     """Longest text, prompt and output together; None: what the model and the KV memory allow."""
     max_batch_rows: int = 32

@@ -363,12 +363,13 @@ class GraphDrafter:
         return torch.stack(drafted[:-1], 1)
 
     def _compute(self, tokens: Tensor, positions: Tensor, attention: PagedAttention | PagedBranches) -> Tensor:
-        hidden: Tensor = self._model(tokens.flatten(), positions.clamp(min=0).flatten(), attention, self._kernels)
+        products = self._kernels.products
+        hidden: Tensor = self._model(tokens.flatten(), positions.clamp(min=0).flatten(), attention, products)
         return hidden
 
     def _rank(self, hidden: Tensor, lines: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Candidates after the tokens at these positions, [R, n] -> tokens [R, n, C], scores [R, n, C]."""
-        logits = self._model.logits(hidden, self._kernels)
+        logits = self._model.logits(hidden, self._kernels.products)
         n = positions.shape[1]
         temperature, seeds = (
             x[:, None].expand(-1, n).flatten() for x in (as_float(lines[:, TEMPERATURE]), lines[:, SEED])

@@ -149,8 +149,10 @@ class GraphVerifier:
         self._attention.plan_paged(
             Paged(slots.flatten(), pages, self._at.starts[: size + 1], lengths, k + 1, self._longest)
         )
-        hidden = self._model(tokens.flatten(), positions.clamp(min=0).flatten(), self._attention, self._kernels)
-        logits = self._model.logits(hidden, self._kernels)
+        hidden = self._model(
+            tokens.flatten(), positions.clamp(min=0).flatten(), self._attention, self._kernels.products
+        )
+        logits = self._model.logits(hidden, self._kernels.products)
         self._at.logits[size] = logits
         temperature, seeds = (
             x[:, None].expand(-1, k + 1).flatten() for x in (as_float(lines[:, TEMPERATURE]), lines[:, SEED])

@@ -10,7 +10,7 @@ from saguaro.config import EngineConfig, format_bytes, parse_bytes
 from saguaro.errors import CapacityError
 from saguaro.model.spec import ModelSpec
 
-DEFAULT_GPU_SHARE = 0.8  # of the memory that is free once the weights are loaded
+DEFAULT_GPU_SHARE = 0.9  # of the memory that is free once the weights are loaded and the workspace is set aside
 DEFAULT_CPU_SHARE = 0.25  # of all memory, at most
 DEFAULT_CPU_CONTEXTS = 2  # texts of full length
 
@@ -40,13 +40,20 @@ class KVPlan:
         return self.n_tokens * self.bytes_per_token
 
 
-def plan_kv(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype, beside: int = 0) -> KVPlan:
-    """Cut the stated budget into pages; an error if it cannot hold one text of max_model_len.
+def plan_kv(
+    config: EngineConfig,
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    beside: int = 0,  # bytes that a draft on the same device holds of each token
+    workspace: int = 0,  # bytes that steps will need
+) -> KVPlan:
+    """Cut the budget into pages, the stated one or what is left; an error if it cannot hold one text of max_model_len.
 
-    beside: bytes that a draft on the same device holds of each token, where the budget is what is free.
+    What a draft needs comes out of what is left, and on top of what was stated.
     """
     per_token = spec.kv_bytes_per_token(dtype)
-    budget = _budget(config, spec, device, per_token)
+    budget = _budget(config, spec, device, per_token, workspace)
     if config.kv_memory == "auto":
         budget = budget * per_token // (per_token + beside)
     # More than every row at full length can never be used.
@@ -65,11 +72,11 @@ def plan_kv(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: 
     return KVPlan(n_pages, config.page_size, per_token, config.max_model_len or spec.max_length)
 
 
-def _budget(config: EngineConfig, spec: ModelSpec, device: torch.device, per_token: int) -> int:
+def _budget(config: EngineConfig, spec: ModelSpec, device: torch.device, per_token: int, workspace: int) -> int:
     if config.kv_memory != "auto":
         return parse_bytes(config.kv_memory, "kv_memory")
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * DEFAULT_GPU_SHARE)
+        return max(0, int((torch.cuda.mem_get_info(device)[0] - workspace) * DEFAULT_GPU_SHARE))
     contexts = DEFAULT_CPU_CONTEXTS * (config.max_model_len or spec.max_length) * per_token
     return min(contexts, int(DEFAULT_CPU_SHARE * _memory()))
 

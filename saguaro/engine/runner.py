@@ -34,4 +34,4 @@ def make_runner(model: Transformer, cache: KVCache, kernels: Kernels | None, lon
     """The model with these kernels, for texts up to this long; without any, by torch's own operations."""
     if kernels is None:
         return Runner(model, SDPAttention(cache))
-    return Runner(model, PagedAttention(cache, kernels, longest), kernels)
+    return Runner(model, PagedAttention(cache, kernels, longest), kernels.products)

@@ -3,15 +3,16 @@
 Invariant: a query's output is, bit for bit, a function of the query and of the keys and values it sees. Other queries,
 other rows, the bounds of the grid and the pages that hold the text do not change it. Therefore
 
-* tiles have one size for a model and a dtype, whatever the number of queries;
+* tiles have one size for a model, a dtype and a split, whatever the number of queries;
 * the context is cut at absolute positions, whatever its length:
 
       positions   0 ----------- SPLIT ---------- 2 * SPLIT ----- length
       splits      |---- 0 -----|------- 1 -------|------ 2 ------|
-      blocks      |--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|-|
+      blocks      |-----|------|-----|-----------|-----|---------|
 
 * every split is a running softmax of its own, and splits are merged one after the other with the same products and
-  fused sums, by whichever program does it;
+  fused sums, by whichever program does it: all in one, or the last of several that share a tile's splits;
+* a split that a query sees nothing of changes no bit of it when it is merged;
 * a hidden key has weight 0 exactly, and a key or value that belongs to no text is never loaded.
 """
 
@@ -25,12 +26,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SPLIT = 256  # keys of a split: part of the arithmetic, so never chosen from the batch
+from saguaro.kernels.launch import early, let_next_start, wait_for_previous
+
+SPLIT = 128  # keys of a split: part of the arithmetic, so never chosen from the batch
 WHOLE_ABOVE = 32  # most queries for which splits run side by side: prefill has programs enough, and no workspace for it
-UNROLL = 4  # splits whose loads are in flight together while they are merged
-# Steps of the loop over key blocks in flight: page numbers two ahead, keys and values one (two with 5 stages). AMD's
-# 64 KiB of shared memory hold no block ahead.
+N_PROGRAMS = 512  # that a call is cut into, where there are splits enough: several for each multiprocessor
+ENOUGH = 256  # programs that fill a GPU: with so many tiles each does all of its splits, and leaves no parts
+N_COUNTERS = 64 * 512  # tiles one call may have, times key heads
+UNROLL = 8  # splits whose loads are in flight together while they are merged
+MERGED_ROWS = 16  # of a tile, merged at a time: so few that UNROLL of their parts fit the registers
+# Steps of the loop over all of a text's key blocks in flight: page numbers two ahead, keys and values one. AMD's 64 KiB
+# of shared memory hold no block ahead.
 N_STAGES = 2 if torch.version.hip else 3
+LEAST_D = 16  # that a product of matrices has
 LOG2_E = 1.4426950408889634
 
 
@@ -40,14 +48,35 @@ class Tile(NamedTuple):
     block_m: int  # rows: pairs of a query and one of the heads that share a key head
     block_n: int  # keys
     n_warps: int
-    n_stages: int  # steps of the loop over key blocks in flight
+    n_stages: int  # steps of the loop over a split's key blocks in flight: changes no bit
 
 
-def tile_of(group: int, dtype: torch.dtype) -> Tile:
-    """The tile of a model: it must not depend on the batch."""
-    # Exact fp32 products have no tensor cores: every thread holds whole rows, so the tile is small.
-    least, block_n, n_stages = (16, 16, 1) if dtype == torch.float32 else (64, 64, N_STAGES)
-    return Tile(max(least, power_of_two(group)), block_n, 4, n_stages)
+TILES = {  # by heads that share a key head, at most: eight queries fit a tile
+    2: Tile(16, 64, 4, 2),
+    4: Tile(32, 64, 4, 2),
+    8: Tile(64, 64, 4, 2),
+}
+# Exact fp32 products have no tensor cores: every thread holds whole rows, so the tile is small.
+EXACT_TILE = Tile(16, 16, 4, 1)
+
+
+def tile_of(group: int, dtype: torch.dtype, split: int = SPLIT) -> Tile:
+    """The tile of a model: it must not depend on the batch.
+
+    >>> tile_of(2, torch.bfloat16).block_m, tile_of(3, torch.bfloat16).block_m, tile_of(71, torch.bfloat16).block_m
+    (16, 32, 128)
+    """
+    fitting = next((tile for most, tile in TILES.items() if group <= most), TILES[8])
+    tile = EXACT_TILE if dtype == torch.float32 else fitting
+    return tile._replace(block_m=max(tile.block_m, power_of_two(group)), block_n=min(tile.block_n, split))
+
+
+def counters(device: torch.device) -> Tensor:
+    """What lets the last program of a tile know that it is the last: zero before and after each call.
+
+    One for each stream: calls that run at the same time must not share it.
+    """
+    return torch.zeros(N_COUNTERS, dtype=torch.int32, device=device)
 
 
 def attend(
@@ -61,6 +90,9 @@ def attend(
     longest: int,
     *,
     split: int = SPLIT,
+    arrived: Tensor | None = None,  # [N_COUNTERS] int32, see `counters`; None: made, and zeroed, for this call
+    _tile: Tile | None = None,
+    _n_programs: int = N_PROGRAMS,
 ) -> Tensor:  # [T, H * d]
     """Attention of every query to its text up to itself.
 
@@ -69,26 +101,22 @@ def attend(
     """
     n_tokens, n_heads, d = q.shape
     n_rows, n_kv = len(lengths), memory.shape[1] // 2
-    tile = tile_of(n_heads // n_kv, q.dtype)
+    tile = _tile or tile_of(n_heads // n_kv, q.dtype, split)
     assert q.stride(2) == pages.stride(1) == 1
     assert memory.is_contiguous()
     assert split % tile.block_n == 0
     n_splits = max(1, ceil_div(longest, split))
-    is_whole = n_splits == 1 or n_queries > WHOLE_ABOVE
-    out = q.new_empty(n_tokens, n_heads * d)
-    tops, sums, sides = (out, out, out) if is_whole else workspace(q, n_splits)
     n_blocks = ceil_div(n_queries, tile.block_m // (n_heads // n_kv))
-    _attend_kernel[(n_blocks, n_rows * n_kv, 1 if is_whole else n_splits)](
-        q, memory, pages, starts, lengths, out, tops, sums, sides,
+    n_shares = 1 if n_queries > WHOLE_ABOVE else shares(n_blocks * n_rows * n_kv, n_splits, _n_programs)
+    out = q.new_empty(n_tokens, n_heads * d)
+    room = workspace(q, n_splits, arrived, n_blocks * n_rows * n_kv) if n_shares > 1 else (out, out, out, out)
+    _attend_kernel[(n_blocks, n_rows * n_kv, n_shares)](
+        q, memory, pages, starts, lengths, out, *room,
         q.stride(0), q.stride(1), pages.stride(0), n_splits, softmax_scale(d),
-        H=n_heads, H_KV=n_kv, D=d, PAGE_SIZE=page_size, SPLIT=split, IS_WHOLE=is_whole, DOT=dot_dtype(q),
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, num_warps=tile.n_warps, num_stages=tile.n_stages,
+        H=n_heads, H_KV=n_kv, D=d, D_PAD=padded(d), PAGE_SIZE=page_size, SPLIT=split, IS_WHOLE=n_shares == 1,
+        DOT=dot_dtype(q), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, ROWS=MERGED_ROWS, UNROLL=UNROLL,
+        num_warps=tile.n_warps, num_stages=stages(tile, n_shares), **early(q.device),
     )  # fmt: skip
-    if not is_whole:
-        _combine_kernel[(n_queries, n_rows, n_heads)](
-            starts, lengths, tops, sums, sides, out, n_splits, softmax_scale(d),
-            H=n_heads, D=d, SPLIT=split, UNROLL=UNROLL, num_warps=1,
-        )  # fmt: skip
     return out
 
 
@@ -103,6 +131,7 @@ def attend_plain(
     longest: int,
     *,
     split: int = SPLIT,
+    arrived: Tensor | None = None,
 ) -> Tensor:  # [T, H * d]
     """The twin of `attend`, row by row; queries of no row get zeros."""
     n_tokens, n_heads, d = q.shape
@@ -139,11 +168,34 @@ def weigh(q: Tensor, kv: Tensor, is_seen: Tensor) -> Tensor:
     return out.permute(2, 0, 1, 3).reshape(n, n_heads * d).to(q.dtype)
 
 
-def workspace(q: Tensor, n_splits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for every split's largest score, sum of weights [T * H, S] and weighted values [T * H, S, d], in float32."""
-    n, d = q.shape[0] * q.shape[1], q.shape[2]
-    tops, sums = q.new_empty(2, n, n_splits, dtype=torch.float32)
-    return tops, sums, q.new_empty(n, n_splits, d, dtype=torch.float32)
+def shares(n_tiles: int, n_splits: int, n_programs: int) -> int:
+    """How many programs share a tile's splits.
+
+    One program for each split would be fastest if texts were as long as they may be; most are not, and a program that
+    finds nothing to do delays those that do.
+
+    >>> [shares(n_tiles, 16, 512) for n_tiles in (8, 64, 128, 256)]
+    [16, 8, 4, 1]
+    """
+    return 1 if n_tiles >= ENOUGH else min(n_splits, max(1, n_programs // n_tiles))
+
+
+def stages(tile: Tile, n_shares: int) -> int:
+    """Steps of the loop over key blocks in flight: a program that has all splits runs it for long."""
+    return tile.n_stages if n_shares > 1 or tile == EXACT_TILE else max(tile.n_stages, N_STAGES)
+
+
+def workspace(q: Tensor, n_parts: int, arrived: Tensor | None, n_tiles: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Room for every part's largest score, sum of weights [T * H, S] and weighted values [T * H, S, d], in float32.
+
+    And the tiles' counters.
+    """
+    if arrived is None:
+        arrived = counters(q.device)
+    assert n_tiles <= len(arrived), (n_tiles, len(arrived))
+    n, d = q.shape[0] * q.shape[1], padded(q.shape[2])
+    tops, sums = q.new_empty(2, n, n_parts, dtype=torch.float32)
+    return tops, sums, q.new_empty(n, n_parts, d, dtype=torch.float32), arrived
 
 
 def softmax_scale(d: int) -> float:
@@ -154,6 +206,11 @@ def softmax_scale(d: int) -> float:
 def dot_dtype(q: Tensor) -> tl.dtype:
     """What products are taken in: q's own type, but on a CPU, where Triton's interpreter has no bf16 products."""
     return tl.bfloat16 if q.dtype == torch.bfloat16 and not q.is_cpu else tl.float32
+
+
+def padded(d: int) -> int:
+    """The width of a tile that holds d columns: the others are zeros."""
+    return max(LEAST_D, power_of_two(d))
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -172,77 +229,93 @@ def power_of_two(n: int) -> int:
 
 @triton.jit(do_not_specialize=["n_pages", "n_splits"])
 def _attend_kernel(
-    q, memory, pages, starts, lengths, out, tops, sums, sides,
+    q, memory, pages, starts, lengths, out, tops, sums, sides, arrived,
     stride_token, stride_head, n_pages, n_splits, scale,
-    H: tl.constexpr, H_KV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, SPLIT: tl.constexpr,
-    IS_WHOLE: tl.constexpr, DOT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    H: tl.constexpr, H_KV: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    SPLIT: tl.constexpr, IS_WHOLE: tl.constexpr, DOT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one row, for the heads of one key head: all splits in order, or one of them."""
+    """One block of queries of one row, for the heads of one key head: all splits in order, or a share of them."""
+    let_next_start(EARLY)
     G: tl.constexpr = H // H_KV
     PER_TILE: tl.constexpr = BLOCK_M // G  # queries
     row, head = tl.program_id(1) // H_KV, tl.program_id(1) % H_KV
-    start, length = tl.load(starts + row), tl.load(lengths + row)
-    n = tl.load(starts + row + 1) - start
+    share, n_shares = tl.program_id(2), tl.num_programs(2)
     first = tl.program_id(0) * PER_TILE
-    n_keys = length - n + tl.minimum(n, first + PER_TILE)  # that the tile's last query sees: no later key is loaded
-    is_idle = first >= n
-    if not IS_WHOLE:
-        is_idle = is_idle | (tl.program_id(2) * SPLIT >= n_keys)
-    if is_idle:
-        return
-    lanes, dims = tl.arange(0, BLOCK_M), tl.arange(0, D)
-    query, its_head = first + lanes // G, head * G + lanes % G
-    is_query = (lanes < PER_TILE * G) & (query < n)
-    n_seen = tl.where(is_query, length - n + 1 + query, 0)
-    token = (start + query).to(tl.int64)
-    at = q + (token * stride_token + its_head * stride_head)[:, None] + dims[None]
-    queries = tl.load(at, mask=is_query[:, None], other=0.0).to(DOT)
+    lanes = tl.arange(0, BLOCK_M)
     text = pages + row.to(tl.int64) * n_pages
     memory_of_head = memory + head * D
-    cell = token * H + its_head
+    wait_for_previous(EARLY)
+    start, length = tl.load(starts + row), tl.load(lengths + row)
+    n = tl.load(starts + row + 1) - start
+    n_keys = length - n + tl.minimum(n, first + PER_TILE)  # that the tile's last query sees: no later key is loaded
+    n_parts = tl.maximum(tl.cdiv(tl.maximum(n_keys, 0), SPLIT), 1)
+    if (first >= n) | (share >= n_parts):
+        return
+    query = first + lanes // G
+    n_lanes = tl.minimum(n - first, PER_TILE) * G
+    n_seen = tl.where(lanes < n_lanes, length - n + 1 + query, 0)
+    cell = cells(start + first, head, lanes, H, G)
+    queries = load_queries(q, start + first, head, lanes, n_lanes, stride_token, stride_head, G, D, D_PAD).to(DOT)
     if IS_WHOLE:
         top, total, side = attend_text(
-            queries, n_seen, memory_of_head, text, n_keys, scale, H_KV, PAGE_SIZE, SPLIT, BLOCK_N
+            queries, n_seen, memory_of_head, text, n_keys, scale, H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N
         )
-        result = divide(side, total[:, None]).to(out.dtype.element_ty)
-        tl.store(out + cell[:, None] * D + dims[None], result, mask=is_query[:, None])
+        store_result(out, cell, lanes < n_lanes, total, side, D)
     else:
-        top, total, side = attend_split(
-            queries, n_seen, memory_of_head, text, tl.program_id(2) * SPLIT, n_keys, scale,
-            H_KV, PAGE_SIZE, SPLIT, BLOCK_N,
-        )  # fmt: skip
-        store_part(tops, sums, sides, cell * n_splits + tl.program_id(2), is_query, top, total, side)
+        top, total, side = empty_softmax(BLOCK_M, D_PAD)
+        for split in range(share, n_parts, n_shares):
+            top, total, side = attend_split(
+                queries, n_seen, memory_of_head, text, split * SPLIT, n_keys, scale, H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N
+            )
+            if n_parts > 1:
+                store_part(tops, sums, sides, cell * n_splits + split, lanes < n_lanes, top, total, side)
+        if n_parts == 1:
+            store_result(out, cell, lanes < n_lanes, total, side, D)
+        else:
+            counter = arrived + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+            if is_last(counter, tl.cdiv(n_parts - share, n_shares), n_parts):
+                merge_tile(
+                    tops, sums, sides, out, start + first, head, n_lanes, n_splits, n_parts, scale,
+                    H, G, D, D_PAD, ROWS, UNROLL,
+                )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["n_splits"])
-def _combine_kernel(
-    starts, lengths, tops, sums, sides, out, n_splits, scale,
-    H: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, UNROLL: tl.constexpr,
-):  # fmt: skip
-    """One head of one query: its splits, in order."""
-    query, row, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    start = tl.load(starts + row)
-    n = tl.load(starts + row + 1) - start
-    if query < n:
-        n_keys = tl.maximum(tl.load(lengths + row) - n + 1 + query, 0)
-        cell = (start + query).to(tl.int64) * H + head
-        _, total, side = merge_splits(tops, sums, sides, cell * n_splits, tl.cdiv(n_keys, SPLIT), scale, D, UNROLL)
-        result = divide(side, total)
-        tl.store(out + cell * D + tl.arange(0, D), result.to(out.dtype.element_ty))
+@triton.jit
+def cells(first, head, lanes, H: tl.constexpr, G: tl.constexpr):
+    """Which of all pairs of a token and a head a tile's lanes are: its first token's heads of one key head, and so on."""
+    return (first + lanes // G).to(tl.int64) * H + head * G + lanes % G
+
+
+@triton.jit
+def load_queries(
+    q, first, head, lanes, n_lanes, stride_token, stride_head, G: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr
+):
+    """The queries [BLOCK_M, D_PAD] of a tile's lanes, the first n_lanes of them."""
+    at = q + ((first + lanes // G).to(tl.int64) * stride_token + (head * G + lanes % G) * stride_head)[:, None]
+    dims = tl.arange(0, D_PAD)[None]
+    return tl.load(at + dims, mask=is_inside((lanes < n_lanes)[:, None], dims, D, D_PAD), other=0.0)
+
+
+@triton.jit
+def is_inside(mask, dims, D: tl.constexpr, D_PAD: tl.constexpr):
+    """The mask, without the columns that pad a tile."""
+    if D == D_PAD:
+        return mask
+    else:
+        return mask & (dims < D)
 
 
 @triton.jit
 def attend_text(
     queries, n_seen, memory, pages, n_keys, scale,
-    H_KV: tl.constexpr, PAGE_SIZE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr,
+    H_KV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The softmax over the keys before n_keys: as `attend_split`, for all splits in order."""
-    BLOCK_M: tl.constexpr = queries.shape[0]
-    D: tl.constexpr = queries.shape[1]
-    top, total, side = empty_softmax(BLOCK_M, D)
+    top, total, side = empty_softmax(queries.shape[0], queries.shape[1])
     for base in range(0, n_keys, SPLIT):
         part_top, part_total, part = attend_split(
-            queries, n_seen, memory, pages, base, n_keys, scale, H_KV, PAGE_SIZE, SPLIT, BLOCK_N
+            queries, n_seen, memory, pages, base, n_keys, scale, H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N
         )
         top, total, side = merge(top, total, side, part_top, part_total, part, scale)
     return top, total, side
@@ -251,40 +324,40 @@ def attend_text(
 @triton.jit
 def attend_split(
     queries, n_seen, memory, pages, base, n_keys, scale,
-    H_KV: tl.constexpr, PAGE_SIZE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr,
+    H_KV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The softmax over keys base .. base + SPLIT, those before n_keys: its largest score, sum and weighted values.
 
-    queries [BLOCK_M, D]; row i sees the keys before n_seen[i], none of them at or after n_keys.
+    queries [BLOCK_M, D_PAD]; row i sees the keys before n_seen[i], none of them at or after n_keys.
     """
-    BLOCK_M: tl.constexpr = queries.shape[0]
-    D: tl.constexpr = queries.shape[1]
-    top, total, side = empty_softmax(BLOCK_M, D)
+    top, total, side = empty_softmax(queries.shape[0], queries.shape[1])
     for first in range(base, tl.minimum(base + SPLIT, n_keys), BLOCK_N):
         positions = first + tl.arange(0, BLOCK_N)
         is_key = positions < n_keys
         page = tl.load(pages + positions // PAGE_SIZE, mask=is_key, other=0)
         slots = page.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE
-        keys, values = load_keys(memory, slots, is_key, H_KV, D)
+        keys, values = load_keys(memory, slots, is_key, H_KV, D, queries.shape[1])
         is_seen = positions[None] < n_seen[:, None]
         top, total, side = extend_softmax(queries, keys, values, is_seen, top, total, side, scale)
     return top, total, side
 
 
 @triton.jit
-def load_keys(memory, slots, is_key, H_KV: tl.constexpr, D: tl.constexpr):
-    """Keys and values [BLOCK_N, D] of the slots of one head (where `memory` points to); zeros where there is no key."""
-    at = memory + (slots * (2 * H_KV * D))[:, None] + tl.arange(0, D)[None]
-    keys = tl.load(at, mask=is_key[:, None], other=0.0)
-    values = tl.load(at + H_KV * D, mask=is_key[:, None], other=0.0)
+def load_keys(memory, slots, is_key, H_KV: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr):
+    """Keys and values [BLOCK_N, D_PAD] of the slots of one head (where `memory` points to); zeros where no key is."""
+    dims = tl.arange(0, D_PAD)[None]
+    at = memory + (slots * (2 * H_KV * D))[:, None] + dims
+    mask = is_inside(is_key[:, None], dims, D, D_PAD)
+    keys = tl.load(at, mask=mask, other=0.0)
+    values = tl.load(at + H_KV * D, mask=mask, other=0.0)
     return keys, values
 
 
 @triton.jit
-def empty_softmax(BLOCK_M: tl.constexpr, D: tl.constexpr):
+def empty_softmax(BLOCK_M: tl.constexpr, D_PAD: tl.constexpr):
     """A softmax over no keys."""
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    return top, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, D], tl.float32)
+    return top, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, D_PAD], tl.float32)
 
 
 @triton.jit
@@ -327,25 +400,60 @@ def divide(side, total):
 
 
 @triton.jit
-def store_part(tops, sums, sides, cell, mask, top, total, side):
-    """Keep a split's softmax [BLOCK_M] at its cells of the workspace."""
-    D: tl.constexpr = side.shape[1]
-    tl.store(tops + cell, top, mask=mask)
-    tl.store(sums + cell, total, mask=mask)
-    tl.store(sides + cell[:, None] * D + tl.arange(0, D)[None], side, mask=mask[:, None])
+def store_result(out, cell, mask, total, side, D: tl.constexpr):
+    """The outputs of a tile's cells from its whole softmax."""
+    dims = tl.arange(0, side.shape[1])[None]
+    result = divide(side, total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + cell[:, None] * D + dims, result, mask=is_inside(mask[:, None], dims, D, side.shape[1]))
 
 
 @triton.jit
-def merge_splits(tops, sums, sides, cell, n, scale, D: tl.constexpr, UNROLL: tl.constexpr):
-    """The merger of the n softmaxes from `cell` on, in order, starting from none: scalars, and [D]."""
-    dims = tl.arange(0, D)
-    top = tl.full([], float("-inf"), tl.float32)
-    total = tl.full([], 0.0, tl.float32)
-    side = tl.zeros([D], tl.float32)
-    for split in tl.range(0, n, loop_unroll_factor=UNROLL):
-        part = tl.load(sides + (cell + split) * D + dims)
-        new_top, keep, gain = merge_weights(top, tl.load(tops + cell + split), scale)
-        total = tl.fma(total, keep, tl.load(sums + cell + split) * gain)
-        side = tl.fma(side, keep, part * gain)
-        top = new_top
-    return top, total, side
+def store_part(tops, sums, sides, cell, mask, top, total, side):
+    """Keep a part's softmax [BLOCK_M] at its cells of the workspace."""
+    D_PAD: tl.constexpr = side.shape[1]
+    tl.store(tops + cell, top, mask=mask)
+    tl.store(sums + cell, total, mask=mask)
+    tl.store(sides + cell[:, None] * D_PAD + tl.arange(0, D_PAD)[None], side, mask=mask[:, None])
+
+
+@triton.jit
+def is_last(counter, n_mine, n_parts):
+    """Whether all parts of a tile are stored, now that this program's n_mine are; if so, the counter is 0 again."""
+    tl.debug_barrier()  # every thread's part is written before one of them counts it; who counts last sees them all
+    is_complete = tl.atomic_add(counter, n_mine, sem="acq_rel") + n_mine == n_parts
+    if is_complete:
+        tl.store(counter, 0)
+    return is_complete
+
+
+@triton.jit
+def merge_tile(
+    tops, sums, sides, out, first, head, n_lanes, room, n_parts, scale,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """The outputs of a tile's first n_lanes lanes from its n_parts parts, for each of which there is `room`."""
+    for start in range(0, n_lanes, ROWS):
+        lanes = start + tl.arange(0, ROWS)
+        cell = cells(first, head, lanes, H, G)
+        total, side = merge_parts(tops, sums, sides, cell * room, lanes < n_lanes, n_parts, scale, D_PAD, UNROLL)
+        store_result(out, cell, lanes < n_lanes, total, side, D)
+
+
+@triton.jit
+def merge_parts(tops, sums, sides, cell, mask, n_parts, scale, D_PAD: tl.constexpr, UNROLL: tl.constexpr):
+    """The merger of the n_parts softmaxes from each cell on, in order, starting from none: its sum and values.
+
+    UNROLL of them at a time, so that their loads are in flight together; those beyond n_parts are empty. Loads pass by
+    the first-level cache, where other programs' writes are not.
+    """
+    top, total, side = empty_softmax(cell.shape[0], D_PAD)
+    for start in range(0, n_parts, UNROLL):
+        for i in tl.static_range(UNROLL):
+            at = cell + start + i
+            is_part = mask & (start + i < n_parts)
+            part_top = tl.load(tops + at, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+            part_total = tl.load(sums + at, mask=is_part, other=0.0, cache_modifier=".cg")
+            places = sides + at[:, None] * D_PAD + tl.arange(0, D_PAD)[None]
+            part = tl.load(places, mask=is_part[:, None], other=0.0, cache_modifier=".cg")
+            top, total, side = merge(top, total, side, part_top, part_total, part, scale)
+    return total, side

@@ -1,16 +1,16 @@
 """The kernels that a stream of device work runs with: Triton's on a GPU, or their plain-torch twins anywhere.
 
-A bundle is also the model's `Products`. Two bundles may work at the same time; one may not, on two streams.
+Two bundles may work at the same time; one may not, on two streams.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from saguaro.errors import ConfigError
+from saguaro.model.transformer import TORCH, Products
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,7 @@ class Kernels:
     turn_and_store: Callable[..., Tensor]
     choose: Callable[..., Tensor]
     rank: Callable[..., tuple[Tensor, Tensor]]
-    normed_product: Callable[..., Tensor]
-    gated_product: Callable[..., Tensor]
-    add_product: Callable[..., Tensor]
+    products: Products
 
 
 def kernels_for(device: torch.device) -> Kernels | None:
@@ -49,15 +47,13 @@ def triton_kernels(device: torch.device) -> Kernels:
         rotary.turn_and_store,
         sample.choose,
         sample.rank,
-        linear.normed_product,
-        linear.gated_product,
-        partial(linear.add_product, arrived=linear.counters(device)),
+        linear.TritonProducts(device),
     )
 
 
 def plain_kernels() -> Kernels:
     """The twins, in plain torch."""
-    from saguaro.kernels import adopt, attention, branches, linear, rotary, sample
+    from saguaro.kernels import adopt, attention, branches, rotary, sample
 
     return Kernels(
         attention.attend_plain,
@@ -66,7 +62,5 @@ def plain_kernels() -> Kernels:
         rotary.turn_and_store_plain,
         sample.choose_plain,
         sample.rank_plain,
-        linear.normed_product_plain,
-        linear.gated_product_plain,
-        linear.add_product_plain,
+        TORCH,
     )

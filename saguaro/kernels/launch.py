@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
 """How kernels of one stream follow one another: the next may start before the one before has ended.
 
 Programmatic dependent launch (NVIDIA, from Hopper on): a kernel that was launched early does what depends on nothing

@@ -1,12 +1,16 @@
-"""Matrix products of few rows, bound by reading the weight once: rms_norm, gate and residual are fused into them.
+"""Matrix products of few rows, bound by reading the weight once: norm, gate and residual are fused into them.
 
 A weight is [in, out] as everywhere, but lies in memory as [out, in] (`weight.stride() == (1, in)`).
 
+Who writes the stream knows the norm it is read through next, and leaves x * norm beside x, with the sums of x^2 of its
+tile. A reader is then a product of two matrices that go straight to shared memory, and divides its sums by the rms.
+
 The one invariant: row i of a result is a function of row i of the input, to the bit, whatever the other rows and
-however many. So everything that orders a sum (`config`) is a function of the weight's shape and dtype alone:
+however many up to MAX_ROWS. So everything that orders a sum (`config`) is a function of the weight's shape and dtype:
 
 * the weight is the left operand of the dot, [BLOCK_N, BLOCK_K] @ [BLOCK_K, BLOCK_T]: the number of rows only widens
   the right one, which changes neither the instruction nor the order in which it adds up over k;
+* programs that share a tile's k leave partial sums, and the last to arrive adds them up, first to last;
 * sums of squares are folded in pairs, and a + b = b + a: no layout the compiler may choose for more rows shows;
 * floating-point contraction is off: whether a product and a sum become one instruction may depend on the layout too.
 """
@@ -14,19 +18,29 @@ however many. So everything that orders a sum (`config`) is a function of the we
 # Kernels are compiled from their source: Triton has its own annotations, and no types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_ROWS = 64  # above it the plain twins take over: many rows are bound by arithmetic
+from saguaro.kernels import launch
+from saguaro.kernels.launch import let_next_start, wait_for_previous
+from saguaro.model.transformer import TORCH, Stream
+
+MAX_ROWS = 256  # above it torch takes over: many rows are bound by arithmetic
 LEAST_ROWS = 16  # the narrowest right operand
-ROW_TILE = 64  # the widest
-N_COUNTERS = 4096  # tiles one add_product may have
+ROW_TILE = 64  # the widest: further rows are further programs, and find the weight in the cache
+N_COUNTERS = 4096  # tiles a product with a shared k may have
 N_PROGRAMS = 264  # two for each of 132 multiprocessors: what a product is cut into, at least
+MOST_SPLIT = 8
+# Shared memory of a program: half a multiprocessor's on Hopper, so that a second one (of the next kernel, maybe) fits.
+SHARED_BYTES = (64 if torch.version.hip else 112) * 1024
+LINE_BYTES = 128  # of the second-level cache
+BEGIN_WARPS = 8
 
 
 class Config(NamedTuple):
@@ -34,181 +48,191 @@ class Config(NamedTuple):
 
     block_n: int  # rows of [out, in] memory per program; gate and up rows together
     block_k: int
-    split: int  # programs that share a tile's k; add_product only
+    split: int  # programs that share a tile's k
     warps: int
-    stages: int
+    stages: int  # steps of the loop over k in flight, where shared memory has room for them
+    ahead: int  # first blocks of k whose weights are called for while the kernel before still runs
 
 
-def config(n_in: int, n_out: int, dtype: torch.dtype, may_split: bool = False) -> Config:
+@cache
+def config(n_in: int, n_out: int, dtype: torch.dtype) -> Config:
     """The configuration of a weight.
 
-    >>> config(5120, 51200, torch.bfloat16), config(25600, 5120, torch.bfloat16, may_split=True).split
-    (Config(block_n=64, block_k=128, split=1, warps=4, stages=4), 4)
+    >>> config(5120, 51200, torch.bfloat16), config(25600, 5120, torch.bfloat16).split
+    (Config(block_n=128, block_k=128, split=1, warps=8, stages=3, ahead=2), 4)
     """
     if dtype == torch.float32:  # no tensor cores: operands live in registers
-        cut = Config(block_n=32, block_k=32, split=1, warps=4, stages=2)
-    elif n_out >= 64 * N_PROGRAMS or (may_split and n_out >= 64 * 64):
-        cut = Config(block_n=64, block_k=128, split=1, warps=4, stages=4)
-    elif n_out >= 32 * N_PROGRAMS or may_split:
-        cut = Config(block_n=32, block_k=128, split=1, warps=4, stages=4)
+        cut = Config(block_n=32, block_k=32, split=1, warps=4, stages=2, ahead=4)
+    elif 128 * N_PROGRAMS <= n_out < 512 * N_PROGRAMS:
+        cut = Config(block_n=128, block_k=128, split=1, warps=8, stages=3, ahead=2)
     else:
-        cut = Config(block_n=16, block_k=256, split=1, warps=4, stages=4)
-    if may_split:
-        n_tiles, n_chunks = _ceil(n_out, cut.block_n), _ceil(n_in, cut.block_k)
-        cut = cut._replace(split=min(_ceil(N_PROGRAMS, n_tiles), 8, max(1, n_chunks // 2)))
-    return cut
+        cut = Config(block_n=64, block_k=128, split=1, warps=4, stages=4, ahead=4)
+    n_tiles, n_blocks = _ceil(n_out, cut.block_n), _ceil(n_in, cut.block_k)
+    return cut._replace(split=min(_ceil(N_PROGRAMS, n_tiles), MOST_SPLIT, max(1, n_blocks // 2)))
 
 
-def counters(device: torch.device) -> Tensor:
-    """What lets the last program of an add_product's tile know that it is the last: zero before and after each call.
+class Scaled(NamedTuple):
+    """What a reader needs of the stream x: norm(x) = x_scaled / sqrt(sum of squares / D + eps)."""
 
-    One for each stream: products that run at the same time must not share it.
+    x_scaled: Tensor  # [T, D]: x * norm
+    squares: Tensor  # [T, n_parts] float32: their sum is that of x^2
+    eps: float
+
+
+class TritonProducts:
+    """See saguaro.model.transformer.Products; TORCH is the twin, and takes over above MAX_ROWS.
+
+    One for each stream of work: products that run at the same time must not share the counters.
     """
-    return torch.zeros(N_COUNTERS, dtype=torch.int32, device=device)
+
+    def __init__(self, device: torch.device, choose: Callable[[int, int, torch.dtype], Config] = config) -> None:
+        self._arrived = torch.zeros(N_COUNTERS, dtype=torch.int32, device=device)  # zero before and after each call
+        self._choose = choose
+
+    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Stream:
+        """See Products."""
+        if len(x) > MAX_ROWS:
+            return TORCH.begin(x, norm, eps)
+        n_rows, n = x.shape
+        assert x.stride(1) == 1, x.stride()
+        assert norm.shape == (n,) and norm.is_contiguous(), (norm.shape, n)  # noqa: PT018
+        scaled = torch.empty(n_rows, n, dtype=x.dtype, device=x.device)
+        squares = torch.empty(n_rows, 1, dtype=torch.float32, device=x.device)
+        _begin_kernel[(n_rows,)](
+            x, norm, scaled, squares, n, x.stride(0), BLOCK=triton.next_power_of_2(n),
+            num_warps=BEGIN_WARPS, enable_fp_fusion=False, **launch.early(x.device),
+        )  # fmt: skip
+        return Stream(x, Scaled(scaled, squares, eps))
+
+    def read(self, stream: Stream, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+        """See Products: sums are float32 until the end."""
+        if len(stream.x) > MAX_ROWS:
+            return TORCH.read(stream, weight, bias, out_dtype)
+        return self._read(stream.read, weight, bias, out_dtype, is_gated=False)
+
+    def read_gated(self, stream: Stream, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See Products: gate and up are float32."""
+        if len(stream.x) > MAX_ROWS:
+            return TORCH.read_gated(stream, weight, bias)
+        return self._read(stream.read, weight, bias, stream.x.dtype, is_gated=True)
+
+    def write(self, stream: Stream, y: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float) -> Stream:
+        """See Products: the sum is rounded once, and what its reader sees is computed from the rounded."""
+        x = stream.x
+        if len(x) > MAX_ROWS:
+            return TORCH.write(stream, y, weight, bias, norm, eps)
+        cut = self._cut(y, weight)
+        n_out = weight.shape[1]
+        assert x.shape == (len(y), n_out), (x.shape, y.shape, weight.shape)
+        assert x.stride(1) == 1, x.stride()
+        assert norm.shape == (n_out,) and norm.is_contiguous(), (norm.shape, n_out)  # noqa: PT018
+        out, scaled = (torch.empty(len(x), n_out, dtype=x.dtype, device=x.device) for _ in range(2))
+        squares = torch.empty(len(x), cut.n_tiles, dtype=torch.float32, device=x.device)
+        _write_kernel[cut.grid](
+            y, weight, bias if bias is not None else norm, x, norm, out, scaled, squares, cut.workspace(x.device),
+            self._arrived, *y.shape, n_out, cut.per_split, y.stride(0), weight.stride(1), x.stride(0),
+            FOLDS=_log2(cut.block_n), HAS_BIAS=bias is not None, **cut.keywords(y),
+        )  # fmt: skip
+        return Stream(out, Scaled(scaled, squares, eps))
+
+    def _read(
+        self, read: Scaled, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype, is_gated: bool
+    ) -> Tensor:
+        a, squares, eps = read
+        cut = self._cut(a, weight)
+        n_out, n_parts = weight.shape[1], squares.shape[1]
+        padded = triton.next_power_of_2(n_parts)
+        out = torch.empty(len(a), n_out // 2 if is_gated else n_out, dtype=out_dtype, device=a.device)
+        _read_kernel[cut.grid](
+            a, weight, bias if bias is not None else a, squares, out, cut.workspace(a.device),
+            self._arrived, *a.shape, n_out, cut.per_split, a.stride(0), weight.stride(1), n_parts, eps,
+            PARTS=padded, FOLDS=_log2(padded), IS_GATED=is_gated, HAS_BIAS=bias is not None, **cut.keywords(a),
+        )  # fmt: skip
+        return out
+
+    def _cut(self, a: Tensor, weight: Tensor) -> "_Cut":
+        """How the product of these is cut, checked."""
+        assert a.shape[1] == weight.shape[0], (a.shape, weight.shape)
+        assert a.stride(1) == 1, a.stride()
+        assert weight.stride(0) == 1, f"a weight must lie in memory as [out, in], its strides are {weight.stride()}"
+        assert a.dtype == weight.dtype, (a.dtype, weight.dtype)
+        chosen = self._choose(weight.shape[0], weight.shape[1], weight.dtype)
+        return _Cut.of(chosen, len(a), weight.shape[0], weight.shape[1])
 
 
-def normed_product(
-    x: Tensor,  # [T, in]
-    norm: Tensor,  # [in]
-    eps: float,
-    weight: Tensor,  # [in, out]
-    bias: Tensor | None,  # [out]
-    out_dtype: torch.dtype | None = None,
-    *,
-    _config: Config | None = None,
-) -> Tensor:  # [T, out]
-    """rms_norm(x) @ W, plus the bias if there is one, as out_dtype (default: x's).
+class _Cut(NamedTuple):
+    """A configuration, applied to a number of rows."""
 
-    x times the norm's weight is rounded to the weight's dtype; 1 / rms is applied to the sums, in float32.
-    """
-    if len(x) > MAX_ROWS:
-        return normed_product_plain(x, norm, eps, weight, bias, out_dtype)
-    out = torch.empty(len(x), weight.shape[1], dtype=out_dtype or x.dtype, device=x.device)
-    _launch_normed(x, norm, eps, weight, bias, out, False, _config)
-    return out
+    config: Config
+    block_n: int
+    block_t: int
+    n_tiles: int
+    n_row_tiles: int
+    n_split: int  # parts that have something to do
+    per_split: int  # of k
 
+    @classmethod
+    def of(cls, chosen: Config, n_rows: int, n_in: int, n_out: int) -> "_Cut":
+        """per_split depends on no number of rows."""
+        block_t = min(ROW_TILE, max(LEAST_ROWS, triton.next_power_of_2(n_rows)))
+        per_split = _ceil(_ceil(n_in, chosen.block_k), chosen.split) * chosen.block_k
+        n_tiles, n_row_tiles = _ceil(n_out, chosen.block_n), _ceil(n_rows, block_t)
+        n_split = _ceil(n_in, per_split)
+        assert n_split == 1 or n_tiles * n_row_tiles <= N_COUNTERS, (n_tiles, n_row_tiles)
+        return cls(chosen, chosen.block_n, block_t, n_tiles, n_row_tiles, n_split, per_split)
 
-def normed_product_plain(
-    x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None
-) -> Tensor:
-    """normed_product in plain torch."""
-    return _product(F.rms_norm(x, x.shape[-1:], norm, eps), weight, bias).to(out_dtype or x.dtype)
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Programs that read the same weights run side by side; so do those that add up to one tile."""
+        return self.n_row_tiles, self.n_split, self.n_tiles
 
+    def workspace(self, device: torch.device) -> Tensor:
+        """Where parts leave their sums, tile by tile."""
+        parts = self.n_tiles * self.n_row_tiles * self.n_split if self.n_split > 1 else 0
+        return torch.empty(parts * self.block_n * self.block_t, dtype=torch.float32, device=device)
 
-def gated_product(
-    x: Tensor,  # [T, in]
-    norm: Tensor,  # [in]
-    eps: float,
-    weight: Tensor,  # [in, 2 n]: gate, then up
-    bias: Tensor | None,  # [2 n]
-    *,
-    _config: Config | None = None,
-) -> Tensor:  # [T, n]
-    """silu(gate) * up with gate, up = the halves of rms_norm(x) @ W (plus the bias); float32 until the end."""
-    if len(x) > MAX_ROWS:
-        return gated_product_plain(x, norm, eps, weight, bias)
-    out = torch.empty(len(x), weight.shape[1] // 2, dtype=x.dtype, device=x.device)
-    _launch_normed(x, norm, eps, weight, bias, out, True, _config)
-    return out
-
-
-def gated_product_plain(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """gated_product in plain torch."""
-    gate, up = _product(F.rms_norm(x, x.shape[-1:], norm, eps), weight, bias).chunk(2, -1)
-    return F.silu(gate).mul_(up)
-
-
-def add_product(
-    x: Tensor,  # [T, out]
-    y: Tensor,  # [T, in]
-    weight: Tensor,  # [in, out]
-    bias: Tensor | None,  # [out]
-    arrived: Tensor | None = None,  # [N_COUNTERS] int32, see `counters`
-    *,
-    _config: Config | None = None,
-) -> Tensor:  # [T, out]
-    """x + y @ W, plus the bias if there is one, rounded once.
-
-    Programs that share a tile's k leave partial sums in float32. With `arrived` the last of them adds them up, without
-    it a second kernel does; both in the same order.
-    """
-    if len(x) > MAX_ROWS:
-        return add_product_plain(x, y, weight, bias)
-    n_rows, (n_in, n_out) = len(x), weight.shape
-    _check(y, weight)
-    assert x.shape == (n_rows, n_out), (x.shape, n_rows, n_out)
-    assert x.stride(1) == 1, x.stride()
-    cut = _config or config(n_in, n_out, weight.dtype, may_split=True)
-    per_split = _ceil(_ceil(n_in, cut.block_k), cut.split) * cut.block_k
-    n_split = _ceil(n_in, per_split)
-    block_t = _block_t(n_rows)
-    tiles, row_tiles = _ceil(n_out, cut.block_n), _ceil(n_rows, block_t)
-    assert arrived is None or tiles * row_tiles <= len(arrived), (tiles, row_tiles)
-    out = torch.empty(n_rows, n_out, dtype=x.dtype, device=x.device)
-    partial = torch.empty(n_split, n_rows, n_out, dtype=torch.float32, device=x.device) if n_split > 1 else out
-    given = (x, bias if bias is not None else x, out, partial)
-    flags = {"BLOCK_T": block_t, "BLOCK_N": cut.block_n, "SPLIT": n_split, "HAS_BIAS": bias is not None}
-    _add_kernel[(tiles, n_split, row_tiles)](
-        *given, y, weight, arrived if arrived is not None else out,
-        n_rows, n_in, n_out, per_split, x.stride(0), y.stride(0), weight.stride(1),
-        BLOCK_K=cut.block_k, EVEN_K=n_in % cut.block_k == 0, WIDEN=x.is_cpu, BY_LAST=arrived is not None, **flags,
-        num_warps=cut.warps, num_stages=cut.stages, enable_fp_fusion=False,
-    )  # fmt: skip
-    if n_split > 1 and arrived is None:
-        _sum_kernel[(tiles, row_tiles)](*given, n_rows, n_out, x.stride(0), **flags, enable_fp_fusion=False)
-    return out
-
-
-def add_product_plain(
-    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, arrived: Tensor | None = None
-) -> Tensor:
-    """add_product in plain torch."""
-    return torch.addmm(x if bias is None else x + bias, y, weight)
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+    def keywords(self, a: Tensor) -> dict[str, Any]:
+        """What both kernels of products take."""
+        chosen, size = self.config, a.element_size()
+        stage_bytes = (chosen.block_n + self.block_t) * chosen.block_k * size
+        return {
+            "BLOCK_T": self.block_t,
+            "BLOCK_N": chosen.block_n,
+            "BLOCK_K": chosen.block_k,
+            "SPLIT": self.n_split,
+            "AHEAD": min(chosen.ahead, self.per_split // chosen.block_k),
+            "LINE": min(LINE_BYTES // size, chosen.block_k),
+            "EVEN_K": a.shape[1] % chosen.block_k == 0,
+            "WIDEN": a.is_cpu,
+            "num_warps": chosen.warps,
+            "num_stages": max(2, min(chosen.stages, SHARED_BYTES // stage_bytes)),
+            "enable_fp_fusion": False,
+            **launch.early(a.device),
+        }
 
 
 def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _block_t(n_rows: int) -> int:
-    """The narrowest right operand that holds the rows."""
-    return min(ROW_TILE, max(LEAST_ROWS, 1 << (n_rows - 1).bit_length()))
+def _log2(n: int) -> int:
+    return n.bit_length() - 1
 
 
-def _check(x: Tensor, weight: Tensor) -> None:
-    assert x.shape[1] == weight.shape[0], (x.shape, weight.shape)
-    assert x.stride(1) == 1, x.stride()
-    assert weight.stride(0) == 1, f"a weight must lie in memory as [out, in], its strides are {weight.stride()}"
-    assert x.dtype == weight.dtype, (x.dtype, weight.dtype)
-
-
-def _launch_normed(
-    x: Tensor,
-    norm: Tensor,
-    eps: float,
-    weight: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    is_gated: bool,
-    cut: Config | None,
-) -> None:
-    n_rows, (n_in, n_out) = len(x), weight.shape
-    _check(x, weight)
-    assert norm.shape == (n_in,), (norm.shape, n_in)
-    assert norm.is_contiguous()
-    cut = cut or config(n_in, n_out, weight.dtype)
-    block_t = _block_t(n_rows)
-    _normed_kernel[(_ceil(n_out, cut.block_n), _ceil(n_rows, block_t))](
-        x, norm, weight, bias if bias is not None else x, out,
-        n_rows, n_in, n_out, x.stride(0), weight.stride(1), eps,
-        BLOCK_T=block_t, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, IS_GATED=is_gated, HAS_BIAS=bias is not None,
-        EVEN_K=n_in % cut.block_k == 0, WIDEN=x.is_cpu, FOLDS=cut.block_k.bit_length() - 4,  # 2^(3 + FOLDS) = BLOCK_K
-        num_warps=cut.warps, num_stages=cut.stages, enable_fp_fusion=False,
-    )  # fmt: skip
+@triton.jit
+def _call_for(
+    weights, from_k, n_in,
+    BLOCK_K: tl.constexpr, AHEAD: tl.constexpr, LINE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Bring the first AHEAD blocks of k of these rows of the weight into the cache, lines of LINE elements each."""
+    if EARLY:
+        for block in tl.static_range(AHEAD):
+            k = from_k + block * BLOCK_K + tl.arange(0, BLOCK_K // LINE) * LINE
+            lines = weights[:, None] + tl.minimum(k, n_in - 1)[None, :]
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines.to(tl.int64)],
+                dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -240,45 +264,125 @@ def _dot(w, a, acc, WIDEN: tl.constexpr):  # [BLOCK_N, BLOCK_K], [BLOCK_T, BLOCK
 
 
 @triton.jit
-def _fold(a, BLOCK_T: tl.constexpr, WIDTH: tl.constexpr, TIMES: tl.constexpr):
-    """[BLOCK_T, WIDTH] -> [BLOCK_T, WIDTH >> TIMES]: sums of neighbours, the same whatever the layout."""
-    for i in tl.static_range(TIMES):
-        a = tl.sum(tl.reshape(a, (BLOCK_T, WIDTH >> (i + 1), 2)), axis=2)
+def _product(
+    a, weights, t, from_k, to_k, n_rows, n_in, a_stride,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Rows of [out, in] memory times the rows t of a, over [from_k, to_k): [BLOCK_N, BLOCK_T]."""
+    k = tl.arange(0, BLOCK_K)
+    tiles = weights[:, None] + k[None, :]
+    rows = a + t.to(tl.int64)[:, None] * a_stride + k[None, :]
+    is_row = (t < n_rows)[:, None]
+    acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+    for start in range(from_k, to_k, BLOCK_K):
+        w = _load_weights(tiles + start, start + k, n_in, EVEN_K)
+        acc = _dot(w, _load_rows(rows + start, start + k, n_in, is_row, EVEN_K), acc, WIDEN)
+    return acc
+
+
+@triton.jit
+def _places(partial, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr):
+    """Where the first part of this program's tile lies in the workspace; and the number of the tile."""
+    tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+    first = partial + tile.to(tl.int64) * (SPLIT * BLOCK_N * BLOCK_T)
+    return first + tl.arange(0, BLOCK_N)[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :], tile
+
+
+@triton.jit
+def _is_last(acc, partial, arrived, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr):
+    """Leave this program's part of its tile; whether all others have left theirs."""
+    places, tile = _places(partial, BLOCK_T, BLOCK_N, SPLIT)
+    tl.store(places + tl.program_id(1) * (BLOCK_N * BLOCK_T), acc)
+    tl.debug_barrier()  # every thread's part is written before one of them counts it; who counts last sees them all
+    is_last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLIT - 1
+    if is_last:
+        tl.store(arrived + tile, 0)
+    return is_last
+
+
+@triton.jit
+def _sum_parts(partial, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr):
+    """The parts of a tile, first to last; past the first-level cache, where other programs' writes are not."""
+    places, _ = _places(partial, BLOCK_T, BLOCK_N, SPLIT)
+    total = tl.load(places, cache_modifier=".cg")
+    for part in tl.static_range(1, SPLIT):
+        total += tl.load(places + part * (BLOCK_N * BLOCK_T), cache_modifier=".cg")
+    return total
+
+
+@triton.jit
+def _sum_columns(a, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, FOLDS: tl.constexpr):
+    """[HEIGHT, WIDTH] -> [1, WIDTH], 2^FOLDS = HEIGHT: sums of neighbours, the same whatever the layout."""
+    for i in tl.static_range(FOLDS):
+        a = tl.sum(tl.reshape(a, (HEIGHT >> (i + 1), 2, WIDTH)), axis=1)
     return a
 
 
-@triton.jit(do_not_specialize=["n_rows"])
-def _normed_kernel(
-    x, norm, weight, bias, out, n_rows, n_in, n_out, x_stride, weight_stride, eps,
-    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_GATED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, WIDEN: tl.constexpr, FOLDS: tl.constexpr,
+@triton.jit
+def _begin_kernel(
+    x, norm, scaled, squares, n, x_stride,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N rows of [out, in] memory times BLOCK_T rows of x."""
-    t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    """One program: one row."""
+    let_next_start(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    by = tl.load(norm + i, mask=i < n, other=0.0).to(tl.float32)
+    wait_for_previous(EARLY)
+    value = tl.load(x + row * x_stride + i, mask=i < n, other=0.0).to(tl.float32)
+    tl.store(scaled + row * n + i, (value * by).to(scaled.dtype.element_ty), mask=i < n)
+    tl.store(squares + row, tl.sum(value * value, axis=0))
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _read_kernel(
+    a, weight, bias, squares, out, partial, arrived,
+    n_rows, n_in, n_out, per_split, a_stride, weight_stride, n_parts, eps,
+    PARTS: tl.constexpr, FOLDS: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
+    AHEAD: tl.constexpr, LINE: tl.constexpr, EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_N rows of [out, in] memory times BLOCK_T rows of a, over its part of k."""
+    let_next_start(EARLY)
+    t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     i = tl.arange(0, BLOCK_N)
     # Beyond the edge the last row is read again and its result not stored: a full tile needs no mask.
     if IS_GATED:  # rows 2j and 2j + 1 of the tile are the gate and the up of one output
-        n_out = n_out // 2
-        rows = tl.minimum(tl.program_id(0) * (BLOCK_N // 2) + i // 2, n_out - 1) + (i % 2) * n_out
+        half = n_out // 2
+        rows = tl.minimum(tl.program_id(2) * (BLOCK_N // 2) + i // 2, half - 1) + (i % 2) * half
     else:
-        rows = tl.minimum(tl.program_id(0) * BLOCK_N + i, n_out - 1)
-    k = tl.arange(0, BLOCK_K)
-    weights = weight + rows.to(tl.int64)[:, None] * weight_stride + k[None, :]
-    xs = x + t.to(tl.int64)[:, None] * x_stride + k[None, :]
-    is_row = (t < n_rows)[:, None]
-    acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    squares = tl.zeros((BLOCK_T, BLOCK_K >> 3), tl.float32)  # eight neighbours, one thread's load, as one
-    scale = tl.load(norm + k, mask=k < n_in, other=0.0, eviction_policy="evict_last")
-    for start in range(0, n_in, BLOCK_K):
-        w = _load_weights(weights + start, start + k, n_in, EVEN_K)  # [BLOCK_N, BLOCK_K]
-        a = _load_rows(xs + start, start + k, n_in, is_row, EVEN_K).to(tl.float32)  # [BLOCK_T, BLOCK_K]
-        scaled = (a * scale.to(tl.float32)[None, :]).to(weight.dtype.element_ty)
-        acc = _dot(w, scaled, acc, WIDEN)
-        squares += _fold(a * a, BLOCK_T, BLOCK_K, 3)
-        after = start + BLOCK_K + k  # too narrow for the compiler to fetch it ahead as it does the tiles
-        scale = tl.load(norm + after, mask=after < n_in, other=0.0, eviction_policy="evict_last")
-    total = _fold(squares, BLOCK_T, BLOCK_K >> 3, FOLDS)  # [BLOCK_T, 1]
-    rms = tl.reshape(tl.sqrt_rn(total / n_in + eps), (1, BLOCK_T))
+        rows = tl.minimum(tl.program_id(2) * BLOCK_N + i, n_out - 1)
+    weights = weight + rows.to(tl.int64) * weight_stride
+    from_k = tl.program_id(1) * per_split
+    _call_for(weights, from_k, n_in, BLOCK_K, AHEAD, LINE, EARLY)
+    wait_for_previous(EARLY)
+    part = tl.arange(0, PARTS)
+    is_part = (part < n_parts)[:, None] & (t < n_rows)[None, :]
+    parts = tl.load(squares + t[None, :] * n_parts + part[:, None], mask=is_part, other=0.0)  # used after the product
+    acc = _product(
+        a, weights, t, from_k, tl.minimum(from_k + per_split, n_in), n_rows, n_in, a_stride,
+        BLOCK_T, BLOCK_N, BLOCK_K, EVEN_K, WIDEN,
+    )  # fmt: skip
+    if SPLIT == 1:
+        _finish_read(
+            acc, parts, rows, t, bias, out, n_rows, n_in, n_out, eps, PARTS, FOLDS, IS_GATED, HAS_BIAS, BLOCK_T, BLOCK_N
+        )
+    elif _is_last(acc, partial, arrived, BLOCK_T, BLOCK_N, SPLIT):
+        acc = _sum_parts(partial, BLOCK_T, BLOCK_N, SPLIT)
+        _finish_read(
+            acc, parts, rows, t, bias, out, n_rows, n_in, n_out, eps, PARTS, FOLDS, IS_GATED, HAS_BIAS, BLOCK_T, BLOCK_N
+        )
+
+
+@triton.jit
+def _finish_read(
+    acc, parts, rows, t, bias, out, n_rows, n_in, n_out, eps,
+    PARTS: tl.constexpr, FOLDS: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """out = acc / rms (+ bias), or silu(gate) * up of it."""
+    total = _sum_columns(parts, PARTS, BLOCK_T, FOLDS)  # [1, BLOCK_T]
+    rms = tl.sqrt_rn(total / n_in + eps)
     acc = tl.div_rn(acc, tl.broadcast_to(rms, (BLOCK_N, BLOCK_T)))
     if HAS_BIAS:
         acc += tl.load(bias + rows).to(tl.float32)[:, None]
@@ -286,77 +390,62 @@ def _normed_kernel(
         pairs = tl.permute(tl.reshape(acc, (BLOCK_N // 2, 2, BLOCK_T)), (0, 2, 1))
         gate, up = tl.split(pairs)  # [BLOCK_N / 2, BLOCK_T] each
         acc = gate * tl.sigmoid(gate) * up
-        n = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        n_out = n_out // 2
+        n = tl.program_id(2) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     else:
-        n = tl.program_id(0) * BLOCK_N + i
+        n = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
     places = out + t.to(tl.int64)[None, :] * n_out + n[:, None]
     tl.store(places, acc.to(out.dtype.element_ty), mask=(n < n_out)[:, None] & (t < n_rows)[None, :])
 
 
-@triton.jit
-def _finish(x, bias, out, total, t, n, inside, n_out, x_stride, HAS_BIAS: tl.constexpr):
-    """out = x + total (+ bias); total and inside are [BLOCK_N, BLOCK_T]."""
-    if HAS_BIAS:
-        total += tl.load(bias + n, mask=n < n_out, other=0.0).to(tl.float32)[:, None]
-    rows = t.to(tl.int64)[None, :]
-    total += tl.load(x + rows * x_stride + n[:, None], mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + rows * n_out + n[:, None], total.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _sum_parts(partial, t, n, inside, n_rows, n_out, SPLIT: tl.constexpr):
-    """The partial sums of a tile, first to last; past the first-level cache, where other programs' writes are not."""
-    places = partial + t[None, :] * n_out + n[:, None]
-    total = tl.load(places, mask=inside, other=0.0, cache_modifier=".cg")
-    for s in tl.static_range(1, SPLIT):
-        total += tl.load(places + s * n_rows * n_out, mask=inside, other=0.0, cache_modifier=".cg")
-    return total
-
-
 @triton.jit(do_not_specialize=["n_rows"])
-def _add_kernel(
-    x, bias, out, partial, y, weight, arrived, n_rows, n_in, n_out, per_split, x_stride, y_stride,
-    weight_stride,
+def _write_kernel(
+    y, weight, bias, x, norm, out, scaled, squares, partial, arrived,
+    n_rows, n_in, n_out, per_split, y_stride, weight_stride, x_stride,
+    FOLDS: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
-    HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, WIDEN: tl.constexpr, BY_LAST: tl.constexpr,
+    AHEAD: tl.constexpr, LINE: tl.constexpr, EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N rows of [out, in] memory times BLOCK_T rows of y, over its share of k."""
-    part = tl.program_id(1)
-    t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    rows = tl.minimum(n, n_out - 1)  # beyond the edge the last row is read again and its result not stored
-    weights = weight + rows.to(tl.int64)[:, None] * weight_stride + k[None, :]
-    ys = y + t.to(tl.int64)[:, None] * y_stride + k[None, :]
-    is_row = (t < n_rows)[:, None]
-    acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    for start in range(part * per_split, tl.minimum((part + 1) * per_split, n_in), BLOCK_K):
-        w = _load_weights(weights + start, start + k, n_in, EVEN_K)
-        a = _load_rows(ys + start, start + k, n_in, is_row, EVEN_K)
-        acc = _dot(w, a, acc, WIDEN)
-    inside = (n < n_out)[:, None] & (t < n_rows)[None, :]
+    """One program: BLOCK_N rows of [out, in] memory times BLOCK_T rows of y, over its part of k."""
+    let_next_start(EARLY)
+    t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    n = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
+    # Beyond the edge the last row is read again and its result not stored.
+    weights = weight + tl.minimum(n, n_out - 1).to(tl.int64) * weight_stride
+    from_k = tl.program_id(1) * per_split
+    _call_for(weights, from_k, n_in, BLOCK_K, AHEAD, LINE, EARLY)
+    wait_for_previous(EARLY)
+    acc = _product(
+        y, weights, t, from_k, tl.minimum(from_k + per_split, n_in), n_rows, n_in, y_stride,
+        BLOCK_T, BLOCK_N, BLOCK_K, EVEN_K, WIDEN,
+    )  # fmt: skip
     if SPLIT == 1:
-        _finish(x, bias, out, acc, t, n, inside, n_out, x_stride, HAS_BIAS)
-    else:
-        tl.store(partial + (part * n_rows + t)[None, :] * n_out + n[:, None], acc, mask=inside)
-        if BY_LAST:
-            # Every thread's part is written before one of them counts it; who counts last sees them all.
-            tl.debug_barrier()
-            counter = arrived + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
-            if tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1:
-                tl.store(counter, 0)
-                total = _sum_parts(partial, t, n, inside, n_rows, n_out, SPLIT)
-                _finish(x, bias, out, total, t, n, inside, n_out, x_stride, HAS_BIAS)
+        _finish_write(
+            acc, n, t, bias, x, norm, out, scaled, squares, n_rows, n_out, x_stride, FOLDS, HAS_BIAS, BLOCK_T, BLOCK_N
+        )
+    elif _is_last(acc, partial, arrived, BLOCK_T, BLOCK_N, SPLIT):
+        acc = _sum_parts(partial, BLOCK_T, BLOCK_N, SPLIT)
+        _finish_write(
+            acc, n, t, bias, x, norm, out, scaled, squares, n_rows, n_out, x_stride, FOLDS, HAS_BIAS, BLOCK_T, BLOCK_N
+        )
 
 
-@triton.jit(do_not_specialize=["n_rows"])
-def _sum_kernel(
-    x, bias, out, partial, n_rows, n_out, x_stride,
-    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr,
+@triton.jit
+def _finish_write(
+    acc, n, t, bias, x, norm, out, scaled, squares, n_rows, n_out, x_stride,
+    FOLDS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program: adds up the partial sums of one tile."""
-    t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = (n < n_out)[:, None] & (t < n_rows)[None, :]
-    total = _sum_parts(partial, t, n, inside, n_rows, n_out, SPLIT)
-    _finish(x, bias, out, total, t, n, inside, n_out, x_stride, HAS_BIAS)
+    """out = x + acc (+ bias), rounded; and of the rounded: times norm, and this tile's sums of squares."""
+    is_row = (t < n_rows)[None, :]
+    inside = (n < n_out)[:, None] & is_row
+    rows = t.to(tl.int64)[None, :]
+    old = tl.load(x + rows * x_stride + n[:, None], mask=inside, other=0.0).to(tl.float32)
+    by = tl.load(norm + n, mask=n < n_out, other=0.0).to(tl.float32)[:, None]
+    if HAS_BIAS:
+        acc += tl.load(bias + n, mask=n < n_out, other=0.0).to(tl.float32)[:, None]
+    new = (old + acc).to(out.dtype.element_ty)
+    tl.store(out + rows * n_out + n[:, None], new, mask=inside)
+    wide = tl.where(inside, new.to(tl.float32), 0.0)
+    tl.store(scaled + rows * n_out + n[:, None], (wide * by).to(scaled.dtype.element_ty), mask=inside)
+    total = _sum_columns(wide * wide, BLOCK_N, BLOCK_T, FOLDS)  # [1, BLOCK_T]
+    tl.store(squares + rows * tl.num_programs(2) + tl.program_id(2), total, mask=is_row)

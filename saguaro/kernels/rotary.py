@@ -14,6 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from saguaro.kernels import launch
+from saguaro.kernels.launch import let_next_start, wait_for_previous
+
 GROUP = 8  # heads of one program
 N_WARPS = 4
 
@@ -41,6 +44,7 @@ def turn_and_store(
         cos, sin, memory, slots, q, eps,
         N_QUERIES=n_heads - n_stored, N_STORED=n_stored, HALF=d // 2, BLOCK=triton.next_power_of_2(d // 2),
         GROUP=GROUP, HAS_NORM=q_norm is not None, num_warps=N_WARPS, enable_fp_fusion=False,
+        **launch.early(heads.device),
     )  # fmt: skip
     return q
 
@@ -80,9 +84,10 @@ def _load_row(row, dims, is_dim):
 def _turn_kernel(
     heads, q_norm, k_norm, cos, sin, memory, slots, q, eps,
     N_QUERIES: tl.constexpr, N_STORED: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    GROUP: tl.constexpr, HAS_NORM: tl.constexpr,
+    GROUP: tl.constexpr, HAS_NORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: GROUP heads of one token, each as its two halves [GROUP, HALF]: the coordinates of the rotations."""
+    let_next_start(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
     dims = tl.arange(0, BLOCK)
@@ -91,6 +96,7 @@ def _turn_kernel(
     is_value = (head >= N_QUERIES + N_STORED // 2)[:, None]
     here = heads + (token * (N_QUERIES + N_STORED) + head)[:, None] * (2 * HALF) + dims[None, :]
     inside = (head < N_QUERIES + N_STORED)[:, None] & is_dim[None, :]
+    wait_for_previous(EARLY)
     first = tl.load(here, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(here + HALF, mask=inside, other=0.0).to(tl.float32)
     a, b = first, second

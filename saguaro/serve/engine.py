@@ -5,7 +5,6 @@ one delta with a finish reason.
 """
 
 import operator
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,34 +13,18 @@ from pathlib import Path
 import torch
 
 from saguaro import rng
-from saguaro.config import DraftConfig, EngineConfig, SamplingParams
-from saguaro.draft.load import load_draft
-from saguaro.engine.graphed import GraphVerifier
-from saguaro.engine.graphs import BUCKETS, bucket
-from saguaro.engine.kv import KVCache, KVPlan, plan_kv
-from saguaro.engine.pages import PagePool
-from saguaro.engine.placement import Placement, split_cores, usable_cores
+from saguaro.config import EngineConfig, SamplingParams
 from saguaro.engine.request import Request
-from saguaro.engine.rules import Rejection, SharedNoise
-from saguaro.engine.runner import make_runner
-from saguaro.engine.sampler import Sampler
-from saguaro.engine.scheduler import Commit, Scheduler
-from saguaro.engine.verifier import EagerVerifier, Verifier
+from saguaro.engine.scheduler import Commit
 from saguaro.errors import ConfigError, UnknownRequest
-from saguaro.kernels.bundle import kernels_for
-from saguaro.methods import Method, draft_side, find_method
 from saguaro.model.default import Progress
-from saguaro.model.load import Loaded, load, locate
+from saguaro.model.load import Loaded, load
 from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
-from saguaro.round import Round
+from saguaro.serve.assembly import Assembly, choose_method, find_device, find_dtype
 from saguaro.serve.results import Completion, Delta, Result, timings_of
-from saguaro.transport.inline import Inline
-from saguaro.transport.process import Process
-from saguaro.transport.silent import Silent
-from saguaro.types import DraftLink, FinishReason, TokenLogprobs
+from saguaro.types import FinishReason, TokenLogprobs
 
-START_SECONDS = 600.0  # for a draft to load
 CONTEXT = 4  # tokens of the prompt that the first token's text may depend on
 
 
@@ -77,32 +60,20 @@ class Engine:
         draft: Transformer | None = None,  # in this process, in place of what the config names
         progress: Progress = lambda *_: None,
     ) -> None:
-        self.method = choose_method(config)
-        spec, device, dtype = loaded.model.spec, loaded.model.device, loaded.model.dtype
+        parts = Assembly(loaded, tokenizer, config, draft).build(progress)
         self.loaded, self.tokenizer, self.config = loaded, tokenizer, config
-        self.n_known = min(tokenizer.n_vocab, spec.n_vocab)  # tokens the target can say
-        self._given = draft
-        self.draft = self._draft_model()
-        self.kv: KVPlan = plan_kv(config, spec, device, dtype, self._draft_bytes_per_token())
-        self.pool = PagePool(self.kv.n_pages, self.kv.page_size, config.prefix_caching)
-        self.scheduler = Scheduler(
-            self.pool,
-            max_length=self.kv.max_length,
-            max_rows=config.max_batch_rows,
-            max_tokens=config.max_batch_tokens,
-            lookahead=config.lookahead if self.method.drafts else 0,
-        )
-        self._placement = Placement()
-        self._kernels = kernels_for(device)
-        self.round = Round(self.scheduler, self._verifier(), self._link())
-        self._warm(progress)
+        self.method, self.kv, self.n_known = parts.method, parts.kv, parts.n_known
+        self.pool, self.scheduler, self.round = parts.pool, parts.scheduler, parts.round
+        self.memory = parts.memory  # bytes that each part takes
+        self.startup = parts.seconds  # that each part took to make
+        self._placement = parts.placement
+        spec = loaded.model.spec
         eos = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
         self.eos_ids = frozenset(token for token in (*spec.eos_ids, *eos) if 0 <= token < spec.n_vocab)
         self._jobs: dict[str, _Job] = {}
         self._by_request: dict[Request, tuple[_Job, _Output]] = {}
         self._ready: list[Delta] = []  # made and not taken yet
         self._n_added = 0
-        self.startup: dict[str, float] = {}  # seconds each part of loading took
 
     @property
     def has_work(self) -> bool:
@@ -213,93 +184,6 @@ class Engine:
         """Give back what the link holds."""
         self.round.draft.close()
 
-    def _verifier(self) -> Verifier:
-        model, kernels = self.loaded.model, self._kernels
-        cache = KVCache(self.kv, model.spec, model.device, model.dtype)
-        sampler = Sampler(self.n_known, kernels.choose if kernels else None)
-        is_shared = self.method.verification == "shared"
-        eager = EagerVerifier(
-            make_runner(model, cache, kernels, self.kv.longest),
-            SharedNoise(sampler) if is_shared else Rejection(sampler),
-            n_known=self.n_known,
-            page_size=self.kv.page_size,
-        )
-        if kernels is None:
-            return eager
-        sizes = {"max_rows": self.config.max_batch_rows, "lookahead": self.scheduler.lookahead}
-        return GraphVerifier(
-            eager, model, cache, kernels, n_known=self.n_known, longest=self.kv.longest, is_shared=is_shared, **sizes
-        )
-
-    def _draft_model(self) -> Transformer | None:
-        """The model of a draft in this process."""
-        if not self.method.needs_model:
-            return None
-        config = self._draft_config(n_tokens=0)
-        if uses_process(self.config, self.method, config.device):
-            return None
-        return self._given if self._given is not None else load_draft(config, self.loaded.model)
-
-    def _draft_bytes_per_token(self) -> int:
-        """Of a draft on the target's device."""
-        if self.draft is None or self.draft.device != self.loaded.model.device:
-            return 0
-        return self.draft.spec.kv_bytes_per_token(self.draft.dtype)
-
-    def _warm(self, progress: Progress) -> None:
-        """Capture, for every batch size, what can be captured."""
-        link, verifier = self.round.draft, self.round.verifier
-        if not isinstance(verifier, GraphVerifier):
-            return
-        sizes = [size for size in BUCKETS if size <= bucket(self.config.max_batch_rows)]
-        for done, size in enumerate(reversed(sizes)):  # the largest first: the others share its memory
-            progress("capturing", done, len(sizes))
-            verifier.warm(size)
-            if isinstance(link, Inline):
-                link.side.warm(size)
-        progress("capturing", len(sizes), len(sizes))
-
-    def _link(self) -> DraftLink:
-        if not self.method.drafts:
-            return Silent()
-        config = self._draft_config(self.kv.n_tokens)
-        if not uses_process(self.config, self.method, config.device):
-            return Inline(draft_side(config, self.draft, kernels_for(torch.device(config.device))))
-        ours, theirs = split_cores(usable_cores(), self.config.draft_threads)
-        self._placement = Placement(ours, self.config.threads or len(ours))
-        link = Process(config, threads=self.config.draft_threads, cores=theirs, timeout=self.config.draft_timeout)
-        try:
-            link.wait_ready(START_SECONDS)
-        except BaseException:
-            link.close()
-            raise
-        return link
-
-    def _draft_config(self, n_tokens: int) -> DraftConfig:
-        """What the draft's side must know."""
-        config, method, model = self.config, self.method, self.loaded.model
-        device = model.device if config.draft_device == "auto" else find_device("draft_device", config.draft_device)
-        dtype = model.dtype if device.type == model.device.type else default_dtype(device)
-        return DraftConfig(
-            draft=None if not method.needs_model else config.draft if self._given else draft_path(config.draft),
-            target=str(self.loaded.path),
-            tokenizer=self.tokenizer.name,
-            planner=method.planner,
-            fallback=method.fallback,
-            verification=method.verification,
-            cut=method.cut,
-            lookahead=config.lookahead,
-            budget=config.budget,
-            saguaro_c=config.saguaro_c,
-            n_vocab=self.n_known,
-            n_text=model.spec.n_vocab,
-            max_rows=config.max_batch_rows,
-            n_tokens=n_tokens,
-            page_size=config.page_size,
-            device=str(device),
-            dtype=str(dtype).removeprefix("torch."),
-        )
-
     def _delta(self, commit: Commit) -> Delta:
         request = commit.request
         job, output = self._by_request[request]
@@ -377,75 +261,19 @@ def as_tokens(prompt: Sequence[int]) -> list[int]:
         raise ConfigError(f"the prompt is {prompt!r}; it must be text or a list of token ids ({e})") from e
 
 
-def choose_method(config: EngineConfig) -> Method:
-    """The method of a config, with the parts it asks to exchange.
-
-    >>> choose_method(EngineConfig()).name, choose_method(EngineConfig(draft="drop:3")).name
-    ('ar', 'ssd')
-    """
-    method = find_method(("ssd" if config.draft else "ar") if config.method == "auto" else config.method)
-    if method.drafts and config.fallback != "auto":
-        method = replace(method, fallback=config.fallback)
-    if config.verification != "auto":
-        method = replace(method, verification=config.verification)
-    if method.needs_model and config.draft is None:
-        raise ConfigError(
-            f"method {method.name} needs a draft model and none is given; pass draft (--draft): a smaller model with "
-            "the target's vocabulary, or drop:I,J,... for the target without some layers; or use ar or ngram"
-        )
-    return method
-
-
-def draft_path(name: str | None) -> str | None:
-    """Where a draft lies; drop: is no place."""
-    return name if name is None or name.startswith("drop:") else str(locate(name))
-
-
-def uses_process(config: EngineConfig, method: Method, device: str) -> bool:
-    """Whether the draft gets a process of its own: where it is asked for, or where it can prepare on its own cores."""
-    if config.link != "auto":
-        return config.link == "process"
-    return (
-        os.name == "posix"
-        and device == "cpu"
-        and method.planner != "nothing"
-        and len(usable_cores()) > config.draft_threads
-    )
-
-
-def build_engine(name: str, path: Path, config: EngineConfig, tokenizer: Path | None = None) -> Engine:
+def build_engine(
+    name: str, path: Path, config: EngineConfig, tokenizer: Path | None = None, progress: Progress = lambda *_: None
+) -> Engine:
     """Load a model from a folder or .gguf file and build an engine around it."""
     choose_method(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = find_device("device", config.device)
     began = time.perf_counter()
-    loaded = load(name, path, device, _dtype(config, device))
+    loaded = load(name, path, device, find_dtype(config, device))
     filled = time.perf_counter()
     words = load_tokenizer(tokenizer or path, loaded.model.spec.n_vocab)
     read = time.perf_counter()
-    engine = Engine(loaded, words, config)
-    ready = time.perf_counter()
-    engine.startup = {"weights": filled - began, "tokenizer": read - filled, "draft": ready - read}
+    engine = Engine(loaded, words, config, progress=progress)
+    engine.startup = {"weights": filled - began, "tokenizer": read - filled, **engine.startup}
     return engine
-
-
-def find_device(name: str, wanted: str) -> torch.device:
-    """The device of a setting; auto: a GPU if there is one."""
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(wanted)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"{name} is {wanted!r}; this machine has {torch.cuda.device_count()} CUDA devices")
-    return device
-
-
-def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    if config.dtype == "auto":
-        return default_dtype(device)
-    return torch.float32 if config.dtype == "float32" else torch.bfloat16
-
-
-def default_dtype(device: torch.device) -> torch.dtype:
-    """float32 on a CPU, bfloat16 on a GPU."""
-    return torch.float32 if device.type == "cpu" else torch.bfloat16

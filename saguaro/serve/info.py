@@ -38,7 +38,8 @@ def describe(llm: LLM) -> dict[str, Any]:
         "kv_tokens": engine.kv.n_tokens,
         "max_model_len": engine.kv.longest,
         "page_size": engine.kv.page_size,
-        "memory_bytes": engine.loaded.weight_bytes + engine.kv.n_bytes,
+        "memory_bytes": sum(engine.memory.values()),
+        "memory": {name: format_bytes(n) for name, n in engine.memory.items() if n},
         "load_seconds": {name: round(seconds, 3) for name, seconds in engine.startup.items()},
     }
 

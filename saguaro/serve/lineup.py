@@ -13,7 +13,7 @@ from saguaro.config import EngineConfig, SamplingParams
 from saguaro.errors import ConfigError, TokenizerMismatch
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.serve import cli
-from saguaro.serve.engine import choose_method
+from saguaro.serve.assembly import choose_method
 from saguaro.serve.entrant import Entrant
 from saguaro.serve.llm import LLM
 

@@ -49,7 +49,7 @@ class LLM:
         else:
             path = locate(name, revision)
         words = locate(str(tokenizer), tokenizer_only=True) if tokenizer else None
-        self._serve(build_engine(name, path, config, words))
+        self._serve(build_engine(name, path, config, words, progress or (lambda *_: None)))
 
     def sibling(self, **settings: Any) -> "LLM":
         """Another LLM on the same weights and tokenizer, with these settings changed; its KV memory is its own."""

@@ -9,6 +9,7 @@ import torch
 from saguaro import LLM, SamplingParams
 from saguaro.draft.graphed import GraphDrafter
 from saguaro.engine.graphed import GraphVerifier
+from saguaro.errors import CapacityError
 from saguaro.model.tiny import write_tiny
 from saguaro.transport.inline import Inline
 from saguaro.types import RoundEvent
@@ -74,3 +75,17 @@ def test_what_cannot_be_captured_is_computed_all_the_same(tmp_path: Path) -> Non
             assert [r.token_ids for r in llm.generate(PROMPTS, greedy)] == [
                 r.token_ids for r in again.generate(PROMPTS, greedy)
             ]
+
+
+def test_memory_that_is_not_there_is_an_error_that_says_what_to_lower(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, "llama", max_position_embeddings=2**24)
+    with pytest.raises(CapacityError, match=r"the memory of cuda is full: .*lower kv_memory"):
+        LLM(folder, device="cuda", kv_memory="600GiB", max_batch_rows=256)
+
+
+def test_what_was_taken_is_told(tmp_path: Path) -> None:
+    with LLM(write_tiny(tmp_path, "llama"), draft="drop:1", **SETTINGS) as llm:
+        assert llm.engine.memory["keys and values"] == llm.engine.kv.n_bytes
+        assert llm.engine.memory["draft weights"] == 0  # they are the target's
+        assert {"weights", "draft keys and values", "graphs and workspace"} <= set(llm.engine.memory)
+        assert llm.engine.startup["graphs"] > 0

@@ -15,7 +15,8 @@ from saguaro.engine.pages import PageTable
 from saguaro.errors import ConfigError, ModelNotFound, SaguaroError, TokenizerMismatch
 from saguaro.methods import METHODS
 from saguaro.model.tiny import write_tiny
-from saguaro.serve.engine import Engine, choose_method
+from saguaro.serve.assembly import choose_method
+from saguaro.serve.engine import Engine
 from saguaro.serve.results import Completion, Delta, Result
 from saguaro.transport.inline import Inline
 from saguaro.types import RoundEvent

@@ -1,0 +1,279 @@
+"""From a config to the parts of an engine: the draft, KV memory, scheduler, verifier and link, and what they take.
+
+On a GPU the memory is planned before any of it is taken: weights are there, the workspace is estimated, and keys and
+values of target and draft share what is left.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from saguaro.config import DraftConfig, EngineConfig, format_bytes
+from saguaro.draft.load import load_draft
+from saguaro.engine.graphed import GraphVerifier
+from saguaro.engine.graphs import BUCKETS, bucket
+from saguaro.engine.kv import KVCache, KVPlan, plan_kv
+from saguaro.engine.pages import PagePool
+from saguaro.engine.placement import Placement, split_cores, usable_cores
+from saguaro.engine.rules import Rejection, SharedNoise
+from saguaro.engine.runner import make_runner
+from saguaro.engine.sampler import Sampler
+from saguaro.engine.scheduler import Scheduler
+from saguaro.engine.verifier import EagerVerifier, Verifier
+from saguaro.errors import CapacityError, ConfigError
+from saguaro.kernels.bundle import kernels_for
+from saguaro.methods import Method, draft_side, find_method
+from saguaro.model.default import Progress
+from saguaro.model.load import Loaded, locate
+from saguaro.model.tokenizer import Tokenizer
+from saguaro.model.transformer import Transformer
+from saguaro.round import Round
+from saguaro.transport.inline import Inline
+from saguaro.transport.process import Process
+from saguaro.transport.silent import Silent
+from saguaro.types import DraftLink
+
+START_SECONDS = 600.0  # for a draft to load
+
+
+@dataclass
+class Parts:
+    """What an engine is made of."""
+
+    method: Method
+    n_known: int  # tokens the target can say
+    kv: KVPlan
+    pool: PagePool
+    scheduler: Scheduler
+    round: Round
+    placement: Placement
+    memory: dict[str, int]  # bytes
+    seconds: dict[str, float]
+
+
+@dataclass
+class Assembly:
+    """Puts an engine together around a target."""
+
+    target: Loaded
+    tokenizer: Tokenizer
+    config: EngineConfig
+    given: Transformer | None = None  # a draft in this process, in place of what the config names
+    method: Method = field(init=False)
+    placement: Placement = field(default_factory=Placement)
+
+    def __post_init__(self) -> None:
+        self.method = choose_method(self.config)
+        self.n_known = min(self.tokenizer.n_vocab, self.target.model.spec.n_vocab)
+        self.memory: dict[str, int] = {"weights": self.target.weight_bytes}
+        self.seconds: dict[str, float] = {}
+
+    def build(self, progress: Progress) -> Parts:
+        """Every part; an error that says what to lower where the memory does not hold them."""
+        config, model = self.config, self.target.model
+        with self._timed("draft"):
+            draft = self._draft_model()
+        kv = self._plan(draft)
+        pool = PagePool(kv.n_pages, kv.page_size, config.prefix_caching)
+        scheduler = Scheduler(
+            pool,
+            max_length=kv.max_length,
+            max_rows=config.max_batch_rows,
+            max_tokens=config.max_batch_tokens,
+            lookahead=config.lookahead if self.method.drafts else 0,
+        )
+        try:
+            with self._timed("memory"):
+                verifier = self._verifier(kv, scheduler.lookahead)
+                link = self._link(kv, draft)
+            with self._timed("graphs"):
+                self._warm(verifier, link, progress)
+        except torch.OutOfMemoryError as e:
+            raise CapacityError(
+                f"the memory of {model.device} is full: {self._taken()} ({str(e).splitlines()[0]}); lower kv_memory, "
+                "max_model_len, max_batch_rows, budget or max_batch_tokens"
+            ) from e
+        round_ = Round(scheduler, verifier, link)
+        return Parts(self.method, self.n_known, kv, pool, scheduler, round_, self.placement, self.memory, self.seconds)
+
+    def _draft_model(self) -> Transformer | None:
+        """The model of a draft in this process."""
+        if not self.method.needs_model:
+            return None
+        config = self._draft_config(n_tokens=0)
+        if uses_process(self.config, self.method, config.device):
+            return None
+        draft = self.given if self.given is not None else load_draft(config, self.target.model)
+        shared = {p.data_ptr() for p in self.target.model.parameters()}
+        own = [p for p in draft.parameters() if p.data_ptr() not in shared]
+        self.memory["draft weights"] = sum(p.numel() * p.element_size() for p in own)
+        return draft
+
+    def _plan(self, draft: Transformer | None) -> KVPlan:
+        """KV memory of the target, and room for the draft's where both share a device."""
+        model = self.target.model
+        beside = 0
+        if draft is not None and draft.device == model.device:
+            beside = draft.spec.kv_bytes_per_token(draft.dtype)
+        workspace = self._workspace(draft) if model.device.type == "cuda" else 0
+        kv = plan_kv(self.config, model.spec, model.device, model.dtype, beside, workspace)
+        self.memory |= {"keys and values": kv.n_bytes, "draft keys and values": kv.n_tokens * beside}
+        return kv
+
+    def _workspace(self, draft: Transformer | None) -> int:
+        """Bytes that steps need beside weights, keys and values: an estimate from above."""
+        config, spec = self.config, self.target.model.spec
+        rows, width = bucket(config.max_batch_rows), config.lookahead + 1
+        logits = 2 * 4 * rows * width * spec.n_vocab
+        per_token = 4 * (2 * spec.intermediate + 4 * spec.hidden + 4 * spec.n_heads * spec.head_dim)
+        n_bytes = logits + (config.max_batch_tokens + rows * width) * per_token
+        if draft is not None:
+            branches = rows * config.budget
+            own = width * draft.spec.kv_bytes_per_token(draft.dtype)
+            n_bytes += branches * (own + 2 * 4 * draft.spec.n_vocab)
+        return n_bytes + 2**30  # what CUDA, libraries and captured graphs keep
+
+    def _verifier(self, kv: KVPlan, lookahead: int) -> Verifier:
+        model = self.target.model
+        kernels = kernels_for(model.device)
+        cache = KVCache(kv, model.spec, model.device, model.dtype)
+        sampler = Sampler(self.n_known, kernels.choose if kernels else None)
+        is_shared = self.method.verification == "shared"
+        eager = EagerVerifier(
+            make_runner(model, cache, kernels, kv.longest),
+            SharedNoise(sampler) if is_shared else Rejection(sampler),
+            n_known=self.n_known,
+            page_size=kv.page_size,
+        )
+        if kernels is None:
+            return eager
+        sizes = {"max_rows": self.config.max_batch_rows, "lookahead": lookahead, "longest": kv.longest}
+        return GraphVerifier(eager, model, cache, kernels, n_known=self.n_known, is_shared=is_shared, **sizes)
+
+    def _link(self, kv: KVPlan, draft: Transformer | None) -> DraftLink:
+        if not self.method.drafts:
+            return Silent()
+        config = self._draft_config(kv.n_tokens)
+        if not uses_process(self.config, self.method, config.device):
+            return Inline(draft_side(config, draft, kernels_for(torch.device(config.device))))
+        ours, theirs = split_cores(usable_cores(), self.config.draft_threads)
+        self.placement = Placement(ours, self.config.threads or len(ours))
+        link = Process(config, threads=self.config.draft_threads, cores=theirs, timeout=self.config.draft_timeout)
+        try:
+            link.wait_ready(START_SECONDS)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def _warm(self, verifier: Verifier, link: DraftLink, progress: Progress) -> None:
+        """Capture, for every batch size, what can be captured."""
+        if not isinstance(verifier, GraphVerifier):
+            return
+        before = torch.cuda.mem_get_info(self.target.model.device)[0]
+        sizes = [size for size in BUCKETS if size <= bucket(self.config.max_batch_rows)]
+        for done, size in enumerate(reversed(sizes)):  # the largest first: the others share its memory
+            progress("capturing", done, len(sizes))
+            verifier.warm(size)
+            if isinstance(link, Inline):
+                link.side.warm(size)
+        progress("capturing", len(sizes), len(sizes))
+        self.memory["graphs and workspace"] = max(0, before - torch.cuda.mem_get_info(self.target.model.device)[0])
+
+    def _draft_config(self, n_tokens: int) -> DraftConfig:
+        """What the draft's side must know."""
+        config, method, model = self.config, self.method, self.target.model
+        device = model.device if config.draft_device == "auto" else find_device("draft_device", config.draft_device)
+        dtype = model.dtype if device.type == model.device.type else default_dtype(device)
+        return DraftConfig(
+            draft=self._draft_name() if method.needs_model else None,
+            target=str(self.target.path),
+            tokenizer=self.tokenizer.name,
+            planner=method.planner,
+            fallback=method.fallback,
+            verification=method.verification,
+            cut=method.cut,
+            lookahead=config.lookahead,
+            budget=config.budget,
+            saguaro_c=config.saguaro_c,
+            n_vocab=self.n_known,
+            n_text=model.spec.n_vocab,
+            max_rows=config.max_batch_rows,
+            n_tokens=n_tokens,
+            page_size=config.page_size,
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+        )
+
+    def _draft_name(self) -> str | None:
+        """Where the draft lies; drop: is no place, and one that was given needs none."""
+        name = self.config.draft
+        if name is None or self.given is not None or name.startswith("drop:"):
+            return name
+        return str(locate(name))
+
+    def _taken(self) -> str:
+        return ", ".join(f"{name} {format_bytes(n)}" for name, n in self.memory.items() if n)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - began
+
+
+def choose_method(config: EngineConfig) -> Method:
+    """The method of a config, with the parts it asks to exchange.
+
+    >>> choose_method(EngineConfig()).name, choose_method(EngineConfig(draft="drop:3")).name
+    ('ar', 'ssd')
+    """
+    method = find_method(("ssd" if config.draft else "ar") if config.method == "auto" else config.method)
+    if method.drafts and config.fallback != "auto":
+        method = replace(method, fallback=config.fallback)
+    if config.verification != "auto":
+        method = replace(method, verification=config.verification)
+    if method.needs_model and config.draft is None:
+        raise ConfigError(
+            f"method {method.name} needs a draft model and none is given; pass draft (--draft): a smaller model with "
+            "the target's vocabulary, or drop:I,J,... for the target without some layers; or use ar or ngram"
+        )
+    return method
+
+
+def uses_process(config: EngineConfig, method: Method, device: str) -> bool:
+    """Whether the draft gets a process of its own: where it is asked for, or where it can prepare on its own cores."""
+    if config.link != "auto":
+        return config.link == "process"
+    return (
+        os.name == "posix"
+        and device == "cpu"
+        and method.planner != "nothing"
+        and len(usable_cores()) > config.draft_threads
+    )
+
+
+def find_device(name: str, wanted: str) -> torch.device:
+    """The device of a setting; auto: a GPU if there is one."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(wanted)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"{name} is {wanted!r}; this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def find_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """The dtype of a setting."""
+    if config.dtype == "auto":
+        return default_dtype(device)
+    return torch.float32 if config.dtype == "float32" else torch.bfloat16
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """float32 on a CPU, bfloat16 on a GPU."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
