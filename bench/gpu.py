@@ -16,8 +16,10 @@ which every row decodes are counted, from the end of one round to the end of the
 The pair is grown (bench.grown): the words are SmolLM2's, the costs are those of the shapes.
 """
 
+import cProfile
 import gc
 import json
+import pstats
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -64,6 +66,8 @@ class Args:
     dtype: str = "bfloat16"
     peers: bool = False
     """Measure transformers too: alone, and with the draft as its assistant."""
+    profile: bool = False
+    """Print where the host's time goes, after each cell."""
     seconds: float = 540.0
     """Cells that have not begun by then are left out, and said to be."""
     json: Path | None = None
@@ -205,6 +209,8 @@ def measure(
     began = time.perf_counter()
     n_tokens = _serve(engine, prompts[: max(batch, args.num_prompts)], batch, temperature, args.max_tokens)
     whole_s = time.perf_counter() - began
+    if args.profile:
+        _profile(engine, prompts[:batch], batch, temperature, args.max_tokens)
     engine.close()
     del engine
     gc.collect()
@@ -212,6 +218,15 @@ def measure(
     found = {"cell": cell, "batch": batch, "T": temperature, "method": method, "K": lookahead, "M": budget}
     extra = {"tok_s_whole": n_tokens / whole_s, "start_s": start_s, "reserved_bytes": graph_bytes}
     return found | figures(events) | extra
+
+
+def _profile(engine: Engine, prompts: list[list[int]], batch: int, temperature: float, max_tokens: int) -> None:
+    """Serve once more, and print the functions that took most."""
+    profiler = cProfile.Profile()
+    profiler.enable()
+    _serve(engine, prompts, batch, temperature, max_tokens)
+    profiler.disable()
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
 
 def figures(events: list[RoundEvent]) -> dict[str, Any]:

@@ -5,7 +5,8 @@
 Shapes are those of two models, 32b and 0.6b. Every time is that of a call in a CUDA graph of many, each with weights
 (or keys) of its own, so that the cache does not hold what a step would read from memory. Products are compared with
 cuBLAS's alone (torch.mm: without the norm, the gate or the sum that ours include), and checked against float32 and for
-rows that are the same bits whatever their number.
+rows that are the same bits whatever their number. A chain is the layers of a model one after the other, as a step runs
+them, in several ways of following one another: with and without an early start, and with more or less called for ahead.
 """
 
 import argparse
@@ -16,10 +17,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -29,18 +32,25 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit("bench.kernels needs triton, which comes with torch for CUDA") from error
 
-from saguaro.kernels import linear, rotary, sample
+from saguaro.kernels import launch, linear, rotary, sample
 from saguaro.kernels.attention import attend, attend_plain
 from saguaro.kernels.branches import attend_branches, attend_branches_plain
-from saguaro.kernels.linear import Config
+from saguaro.kernels.linear import Config, TritonProducts
+from saguaro.model.transformer import TORCH, Products, Stream
 
 DTYPE = torch.bfloat16
-ROWS = (1, 7, 16, 32, 64)
+ROWS = (1, 7, 16, 32, 64, 224)
 CACHE_BYTES = 200e6  # read between two uses of the same bytes: four times what the H200's second-level cache holds
 POOL_BYTES = 1_600_000_000  # the largest weight fits
 EPS = 1e-6
 PAGE_SIZE = 16
 BRANCHES = 8
+OWN, SEEN = 8, 4  # own tokens a branch has room for, and sees
+CHAIN_LENGTH = 640  # tokens of the text that a chain attends to
+SQUARES = 64  # columns for which a stream's writer leaves one sum of squares
+MUCH = 8  # blocks of k called for ahead: all of a small model's, and what the cache holds of a large one's
+MOST_CANDIDATES = 12
+N_CHECKS = 20
 Call = Callable[[], object]
 
 
@@ -50,7 +60,7 @@ class Shape:
 
     model: str
     name: str
-    kind: str  # normed, gated or add
+    kind: str  # read, gated or write
     n_in: int
     n_out: int
     is_wide: bool = False  # writes float32
@@ -62,41 +72,32 @@ class Shape:
 
 
 SHAPES = [
-    Shape("32b", "qkv", "normed", 5120, 10240),
-    Shape("32b", "out", "add", 8192, 5120),
+    Shape("32b", "qkv", "read", 5120, 10240),
+    Shape("32b", "out", "write", 8192, 5120),
     Shape("32b", "gate_up", "gated", 5120, 51200),
-    Shape("32b", "down", "add", 25600, 5120),
-    Shape("32b", "head", "normed", 5120, 151936, is_wide=True),
-    Shape("0.6b", "qkv", "normed", 1024, 4096),
-    Shape("0.6b", "out", "add", 2048, 1024),
+    Shape("32b", "down", "write", 25600, 5120),
+    Shape("32b", "head", "read", 5120, 151936, is_wide=True),
+    Shape("0.6b", "qkv", "read", 1024, 4096),
+    Shape("0.6b", "out", "write", 2048, 1024),
     Shape("0.6b", "gate_up", "gated", 1024, 6144),
-    Shape("0.6b", "down", "add", 3072, 1024),
-    Shape("0.6b", "head", "normed", 1024, 151936, is_wide=True),
+    Shape("0.6b", "down", "write", 3072, 1024),
+    Shape("0.6b", "head", "read", 1024, 151936, is_wide=True),
 ]
 HEADS = {"32b": (64, 8, 128), "0.6b": (16, 8, 128)}  # H, H_kv, d
 TILES = [  # block_n, block_k, warps, stages
-    (16, 256, 2, 4),
-    (16, 256, 4, 4),
-    (32, 128, 4, 4),
-    (32, 128, 4, 6),
-    (32, 256, 4, 3),
-    (64, 64, 4, 6),
     (64, 128, 4, 3),
-    (64, 128, 4, 4),
-    (64, 256, 4, 3),
-    (128, 64, 4, 4),
+    (64, 64, 4, 6),
+    (32, 128, 4, 4),
     (128, 64, 8, 6),
     (128, 128, 8, 3),
 ]
-ADD_TILES = [TILES[i] for i in (1, 2, 4, 5, 7, 8, 9, 11)]  # they are tried with every split, so fewer of them
-SPLITS = (1, 2, 4, 8, 16)
 
 
 def main() -> None:
     """Measure what was asked for, print tables, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", choices=("linear", "attention", "sample", "all"), default="all")
-    parser.add_argument("--limit", type=float, default=170.0, help="seconds after which the sweep tries no more")
+    parser.add_argument("--what", choices=("linear", "chain", "attention", "sample", "all"), default="all")
+    parser.add_argument("--limit", type=float, default=110.0, help="seconds after which the sweep tries no more")
     parser.add_argument("--json", type=Path, default=Path("kernels.json"))
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -110,6 +111,7 @@ def main() -> None:
     parts: dict[str, Callable[[], Any]] = {
         "sample": lambda: {"sample": bench_sample(bench), "rotary": bench_rotary(bench)},
         "attention": lambda: bench_attention(bench),
+        "chain": lambda: bench_chain(bench),
         "linear": lambda: bench_linear(bench, deadline),
     }
     for name, part in parts.items():
@@ -125,7 +127,6 @@ class Bench:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pool = torch.empty(POOL_BYTES // 2, dtype=DTYPE, device=device).normal_(std=0.02)
-        self.arrived = linear.counters(device)
         self.bandwidth = self._bandwidth()  # bytes per second
 
     def copies(self, n: int) -> list[Tensor]:
@@ -142,8 +143,13 @@ class Bench:
         return max(4 * big.numel() / (time_us([call]) * 1e-6) for call in sums)
 
 
-def time_us(calls: Sequence[Call], least_ms: float = 4.0) -> float:
-    """Microseconds of one of the calls, all in one CUDA graph, replayed for some milliseconds; the median of three."""
+def time_us(calls: Sequence[Call]) -> float:
+    """Microseconds of one of the calls, all in one CUDA graph."""
+    return time_graph_us(capture(calls)[0]) / len(calls)
+
+
+def capture(calls: Sequence[Call]) -> tuple[torch.cuda.CUDAGraph, list[object]]:
+    """A graph of the calls, and what each of them returned."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -152,11 +158,14 @@ def time_us(calls: Sequence[Call], least_ms: float = 4.0) -> float:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for call in calls:
-            call()
+        results = [call() for call in calls]
+    return graph, results
+
+
+def time_graph_us(graph: torch.cuda.CUDAGraph, least_ms: float = 4.0) -> float:
+    """Microseconds of a replay, over some milliseconds; the median of three."""
     once = _replay_ms(graph, 1)
-    times = sorted(_replay_ms(graph, max(1, math.ceil(least_ms / 3 / max(once, 1e-3)))) for _ in range(3))
-    return times[1] * 1e3 / len(calls)
+    return sorted(_replay_ms(graph, max(1, math.ceil(least_ms / 3 / max(once, 1e-3)))) for _ in range(3))[1] * 1e3
 
 
 def _replay_ms(graph: torch.cuda.CUDAGraph, n: int) -> float:
@@ -177,60 +186,68 @@ def _replay_ms(graph: torch.cuda.CUDAGraph, n: int) -> float:
 class Inputs:
     """Rows of one product."""
 
-    x: Tensor  # [T, in]
-    stream: Tensor  # [T, out]
+    x: Tensor  # [T, in]: what is read, or added
     norm: Tensor  # [in]
+    old: Tensor  # [T, out]: what is added to
+    next_norm: Tensor  # [out]
 
     def first(self, n: int) -> "Inputs":
-        return Inputs(self.x[:n], self.stream[:n], self.norm)
+        return replace(self, x=self.x[:n], old=self.old[:n])
+
+    def stream(self) -> Stream:
+        """x as a writer leaves it: with as many sums of squares as it has tiles."""
+        n_rows, n_in = self.x.shape
+        squares = self.x.float().square().view(n_rows, n_in // SQUARES, SQUARES).sum(2)
+        scaled = (self.x.float() * self.norm.float()).to(DTYPE)
+        return Stream(self.x, linear.Scaled(scaled, squares, EPS))
 
 
 def inputs(shape: Shape, n_rows: int, device: torch.device) -> Inputs:
-    """Random rows."""
-    x, stream, norm = (torch.randn(*size, device=device).to(DTYPE) for size in _sizes(shape, n_rows))
-    return Inputs(x, stream, norm.abs() + 0.5)
+    """Random rows; the stream's are wanted where the product writes it."""
+    n_out = shape.n_out if shape.kind == "write" else 1
+    sizes: list[tuple[int, ...]] = [(n_rows, shape.n_in), (shape.n_in,), (n_rows, n_out), (n_out,)]
+    x, norm, old, next_norm = (torch.randn(*size, device=device).to(DTYPE) for size in sizes)
+    return Inputs(x, norm.abs() + 0.5, old, next_norm.abs() + 0.5)
 
 
-def _sizes(shape: Shape, n_rows: int) -> list[tuple[int, ...]]:
-    return [(n_rows, shape.n_in), (n_rows, shape.n_out if shape.kind == "add" else 1), (shape.n_in,)]
-
-
-def ours(shape: Shape, given: Inputs, weight: Tensor, cut: Config | None, arrived: Tensor | None) -> Tensor:
-    """The product by our kernel."""
-    if shape.kind == "add":
-        return linear.add_product(given.stream, given.x, weight, None, arrived, _config=cut)
+def apply(shape: Shape, given: Inputs, read: Stream, weight: Tensor, by: Products) -> Tensor:
+    """The product of a stream that is read, or written."""
+    if shape.kind == "write":
+        old = Stream(given.old, None)
+        return by.write(old, given.x.to(weight.dtype), weight, None, given.next_norm, EPS).x
     if shape.kind == "gated":
-        return linear.gated_product(given.x, given.norm, EPS, weight, None, _config=cut)
-    out_dtype = torch.float32 if shape.is_wide else None
-    return linear.normed_product(given.x, given.norm, EPS, weight, None, out_dtype, _config=cut)
+        return by.read_gated(read, weight, None)
+    return by.read(read, weight, None, torch.float32 if shape.is_wide else weight.dtype)
 
 
 def exact(shape: Shape, given: Inputs, weight: Tensor) -> Tensor:
     """The product in float32."""
-    x, stream, norm, wide = given.x.float(), given.stream.float(), given.norm.float(), weight.float()
-    if shape.kind == "add":
-        return linear.add_product_plain(stream, x, wide, None)
-    if shape.kind == "gated":
-        return linear.gated_product_plain(x, norm, EPS, wide, None)
-    return linear.normed_product_plain(x, norm, EPS, wide, None)
+    wide = Inputs(given.x.float(), given.norm.float(), given.old.float(), given.next_norm.float())
+    return apply(shape, wide, TORCH.begin(wide.x, wide.norm, EPS), weight.float(), TORCH)
+
+
+def cut_as(cut: Config, device: torch.device) -> TritonProducts:
+    """Products that are all cut alike."""
+    return TritonProducts(device, lambda n_in, n_out, dtype: cut)
 
 
 def present(shape: Shape) -> Config:
     """The configuration in use."""
-    return linear.config(shape.n_in, shape.n_out, DTYPE, may_split=shape.kind == "add")
+    return linear.config(shape.n_in, shape.n_out, DTYPE)
 
 
 def candidates(shape: Shape) -> list[Config]:
-    """What to try: the present configuration first."""
-    is_add = shape.kind == "add"
-    found = [present(shape)]
-    for block_n, block_k, warps, stages in ADD_TILES if is_add else TILES:
-        for split in SPLITS if is_add else (1,):
-            n_programs = split * math.ceil(shape.n_out / block_n)
-            n_chunks = math.ceil(shape.n_in / block_k)
-            if not is_add or (split <= n_chunks and 128 <= n_programs <= 660):
-                found.append(Config(block_n, block_k, split, warps, stages))
-    return list(dict.fromkeys(found))
+    """What to try: the present configuration first, then with nothing and with much called for early, then others."""
+    now = present(shape)
+    found = [now, now._replace(ahead=0), now._replace(ahead=MUCH)]
+    for block_n, block_k, warps, stages in TILES:
+        n_tiles, n_blocks = math.ceil(shape.n_out / block_n), math.ceil(shape.n_in / block_k)
+        # The fewest parts that give every multiprocessor a program, and those that give it two.
+        least = 2 ** math.ceil(math.log2(max(1.0, 128 / n_tiles)))
+        for split in (least, 2 * least):
+            if split <= min(16, n_blocks) and (split == least or split * n_tiles <= 512):
+                found.append(Config(block_n, block_k, split, warps, stages, now.ahead))
+    return list(dict.fromkeys(found))[:MOST_CANDIDATES]
 
 
 def compile_one(task: tuple[Shape, Config, int]) -> None:
@@ -238,41 +255,52 @@ def compile_one(task: tuple[Shape, Config, int]) -> None:
     shape, cut, n_rows = task
     device = torch.device("cuda")
     weight = torch.empty(shape.n_out, shape.n_in, dtype=DTYPE, device=device).t()
+    given = inputs(shape, n_rows, device)
     try:
-        for arrived in (linear.counters(device), None) if cut == present(shape) else (linear.counters(device),):
-            ours(shape, inputs(shape, n_rows, device), weight, cut, arrived)
+        apply(shape, given, given.stream(), weight, cut_as(cut, device))
     except triton.runtime.errors.OutOfResources:
         return
 
 
-def compile_all(tasks: Iterable[tuple[Shape, Config, int]]) -> None:
-    """Compile side by side, each kernel once: models share those that differ in sizes only."""
-    kernels: dict[object, tuple[Shape, Config, int]] = {}
-    for shape, cut, n_rows in tasks:
-        per_split = math.ceil(math.ceil(shape.n_in / cut.block_k) / cut.split) * cut.block_k
-        n_split = math.ceil(shape.n_in / per_split)
-        kernels[shape.kind, shape.is_wide, cut._replace(split=n_split), n_rows] = (shape, cut, n_rows)
-    workers = max(1, min(12, (os.cpu_count() or 1) - 2))
-    began = time.monotonic()
+def compile_all(call: Callable[[Any], None], tasks: Iterable[Any]) -> None:
+    """Compile side by side."""
+    began, tasks = time.monotonic(), list(tasks)
+    workers = max(1, min(14, len(tasks), (os.cpu_count() or 1) - 2))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compile_one, kernels.values(), chunksize=4))
-    print(f"{len(kernels)} kernels compiled in {time.monotonic() - began:.0f} s")
+        list(pool.map(call, tasks))
+    print(f"{len(tasks)} tasks compiled in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def to_compile() -> Iterable[tuple[Shape, Config, int]]:
+    """Each kernel of the sweep once: models share those that differ in sizes only."""
+    kernels: dict[object, tuple[Shape, Config, int]] = {}
+    for shape in SHAPES:
+        for cut in candidates(shape):
+            for n_rows in (16, 32, 64):
+                given = torch.empty(n_rows, shape.n_in, dtype=DTYPE, device="meta")
+                words = linear._Cut.of(cut, n_rows, shape.n_in, shape.n_out).keywords(given)
+                key = (shape.kind, shape.is_wide, shape.n_in // SQUARES, *words.values())
+                kernels[key] = (shape, cut, n_rows)
+    return kernels.values()
 
 
 def bench_linear(bench: Bench, deadline: float) -> list[dict[str, Any]]:
     """Every shape with every candidate; prints the best configurations last."""
-    compile_all((shape, cut, n) for shape in SHAPES for cut in candidates(shape) for n in (16, 32, 64))
+    compile_all(compile_one, to_compile())
     found = [sweep(bench, shape, deadline) for shape in SHAPES]
-    head = " ".join(f"{f'T={n}':>22}" for n in ROWS)
+    head = " ".join(f"{f'T={n}':>18}" for n in ROWS)
     print(f"\nbest configurations: microseconds, TB/s, share of the read bandwidth\n{'':45}{head}")
     for shape, one in zip(SHAPES, found, strict=True):
-        best = one["tried"][0]
-        columns = (
-            f"{us:8.1f} {shape.n_bytes / us / 1e6:5.2f} {shape.n_bytes / us * 1e6 / bench.bandwidth:6.0%}  "
-            for us in best["us"]
-        )
-        print(f"{shape.model:>5} {shape.name:>8} {tuple(best['config'])!s:>28}  {' '.join(columns)}")
+        if one["tried"]:
+            _best_row(shape, one["tried"][0], bench.bandwidth)
     return found
+
+
+def _best_row(shape: Shape, best: dict[str, Any], bandwidth: float) -> None:
+    columns = (
+        f"{us:6.1f} {shape.n_bytes / us / 1e6:5.2f} {shape.n_bytes / us * 1e6 / bandwidth:5.0%} " for us in best["us"]
+    )
+    print(f"{shape.model:>5} {shape.name:>8} {tuple(best['config'])!s:>28}  {' '.join(columns)}")
 
 
 def sweep(bench: Bench, shape: Shape, deadline: float) -> dict[str, Any]:
@@ -281,6 +309,7 @@ def sweep(bench: Bench, shape: Shape, deadline: float) -> dict[str, Any]:
     given = inputs(shape, max(ROWS), bench.device)
     wanted = exact(shape, given, weights[0])
     rows = [given.first(n) for n in ROWS]
+    streams = [one.stream() for one in rows]
     cublas = [time_us([partial(torch.mm, one.x, weight) for weight in weights]) for one in rows]
     _row(shape, "cuBLAS", cublas)
     tried: list[dict[str, Any]] = []
@@ -288,40 +317,193 @@ def sweep(bench: Bench, shape: Shape, deadline: float) -> dict[str, Any]:
         if index and time.monotonic() > deadline:
             print("      time is up: the other configurations are not tried")
             break
+        by = cut_as(cut, bench.device)
         try:
-            error, is_same = check(shape, given, weights[0], cut, wanted, bench.arrived)
+            error, is_same = check(shape, rows, streams, weights[0], wanted, by)
             us = [
-                time_us([partial(ours, shape, one, weight, cut, bench.arrived) for weight in weights]) for one in rows
+                time_us([partial(apply, shape, one, stream, weight, by) for weight in weights])
+                for one, stream in zip(rows, streams, strict=True)
             ]
         except triton.runtime.errors.OutOfResources:
             print(f"{'':15} {tuple(cut)!s:>28}  needs more than a multiprocessor has")
             continue
         tried.append({"config": list(cut), "us": us, "error": error, "is_invariant": is_same, "is_present": not index})
         _row(shape, str(tuple(cut)), us, f"error {error:.1e}{'' if is_same else '  ROWS DIFFER'}")
-    twice = None
-    if shape.kind == "add":
-        twice = [time_us([partial(ours, shape, one, weight, None, None) for weight in weights]) for one in rows]
-        _row(shape, "present, two kernels", twice)
-    tried.sort(key=lambda one: (not one["is_invariant"], sum(map(math.log, one["us"]))))
-    return {"shape": asdict(shape), "rows": ROWS, "cublas_us": cublas, "two_kernels_us": twice, "tried": tried}
+    # By the numbers of rows that steps mostly have; what more rows cost is in the table.
+    tried.sort(key=lambda one: (not one["is_invariant"], sum(map(math.log, one["us"][:4]))))
+    return {"shape": asdict(shape), "rows": ROWS, "cublas_us": cublas, "tried": tried}
 
 
 def check(
-    shape: Shape, given: Inputs, weight: Tensor, cut: Config, wanted: Tensor, arrived: Tensor
+    shape: Shape, rows: list[Inputs], streams: list[Stream], weight: Tensor, wanted: Tensor, by: Products
 ) -> tuple[float, bool]:
     """The largest error, of the largest value; whether rows are the same bits whatever their number."""
-    result = ours(shape, given, weight, cut, arrived)
-    error = float((result.float() - wanted).abs().max() / wanted.abs().max())
-    parts = [ours(shape, given.first(n), weight, cut, arrived) for n in ROWS]
-    if cut == present(shape):
-        parts.append(ours(shape, given, weight, cut, None))  # add_product: summed by a second kernel
-    return error, all(torch.equal(part, result[: len(part)]) for part in parts)
+    results = [apply(shape, one, stream, weight, by) for one, stream in zip(rows, streams, strict=True)]
+    error = float((results[-1].float() - wanted).abs().max() / wanted.abs().max())
+    return error, all(torch.equal(part, results[-1][: len(part)]) for part in results)
 
 
 def _row(shape: Shape, name: str, us: list[float], remark: str = "") -> None:
     print(
         f"{shape.model:>5} {shape.name:>8}  {name:>28}  {' '.join(f'{one:8.1f}' for one in us)}  {remark}", flush=True
     )
+
+
+# Layers, one after the other
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a chain is run."""
+
+    name: str
+    is_early: bool  # kernels may start before the one before has ended
+    ahead: int | None  # blocks of weights called for early; None: as configured
+    is_torch: bool = False  # products by torch, the rest as ever
+
+
+ONE_BY_ONE = Way("one after the other", False, None)
+WAYS = [
+    Way("torch products", True, None, is_torch=True),
+    ONE_BY_ONE,
+    Way("early, ahead 0", True, 0),
+    Way("early, ahead 1", True, 1),
+    Way("early, ahead 2", True, 2),
+    Way("early, ahead 4", True, 4),
+    Way("early, ahead 8", True, 8),
+    Way("early, as configured", True, None),
+]
+DEPTHS = {"32b": 8, "0.6b": 30}  # layers of a chain
+STEPS = {"32b": ("1", "7", "16"), "0.6b": ("1", "7", "8 branches")}
+
+
+def launched(way: Way) -> AbstractContextManager[object]:
+    """Inside, kernels start as this way has it."""
+    return nullcontext() if way.is_early else patch.object(launch, "_can_start_early", lambda device: False)
+
+
+def products_of(way: Way, device: torch.device) -> Products:
+    """The products of a way."""
+    if way.is_torch:
+        return TORCH
+    if way.ahead is None:
+        return TritonProducts(device)
+    ahead = way.ahead
+    return TritonProducts(device, lambda *weight: linear.config(*weight)._replace(ahead=ahead))
+
+
+@dataclass(frozen=True)
+class Step:
+    """The tokens of a step: the last ones of one text, or the newest of as many branches of it."""
+
+    n: int
+    is_branches: bool
+    slots: Tensor  # [T] int64
+    starts: Tensor  # [2] int32
+    lengths: Tensor  # [1] int32: of the text, or [T]: forks
+
+    @classmethod
+    def of(cls, name: str, device: torch.device) -> "Step":
+        n, is_branches = int(name.split(maxsplit=1)[0]), "branches" in name
+        slots = torch.arange(n) * OWN + SEEN - 1 if is_branches else torch.arange(CHAIN_LENGTH - n, CHAIN_LENGTH)
+        lengths = torch.full((n if is_branches else 1,), CHAIN_LENGTH, dtype=torch.int32)
+        starts = torch.tensor([0, n], dtype=torch.int32)
+        return cls(n, is_branches, slots.to(device), starts.to(device), lengths.to(device))
+
+
+class Chain:
+    """Layers of a model, each with weights and keys of its own, and the head."""
+
+    def __init__(self, model: str, n_layers: int, device: torch.device) -> None:
+        self.device, (_, n_kv, self.d) = device, HEADS[model]
+        shapes = {shape.name: shape for shape in SHAPES if shape.model == model}
+        self.layers = [
+            {name: self._weight(shape) for name, shape in shapes.items() if name != "head"} for _ in range(n_layers)
+        ]
+        self.head, n_hidden = self._weight(shapes["head"]), shapes["qkv"].n_in
+        self.memory = torch.randn(n_layers, CHAIN_LENGTH, 2 * n_kv, self.d, device=device).to(DTYPE)
+        self.own = torch.randn(n_layers, BRANCHES, OWN, 2 * n_kv, self.d, device=device).to(DTYPE)
+        self.pages = torch.arange(CHAIN_LENGTH // PAGE_SIZE, device=device).int()[None]
+        self.norm, self.head_norm = (torch.rand(n, device=device).to(DTYPE) + 0.5 for n in (n_hidden, self.d))
+        self.rows, self.angles = (torch.randn(64, n, device=device).to(DTYPE) for n in (n_hidden, self.d))
+
+    def _weight(self, shape: Shape) -> Tensor:
+        return torch.empty(shape.n_out, shape.n_in, dtype=DTYPE, device=self.device).normal_(std=0.02).t()
+
+    def layer_bytes(self) -> int:
+        """Weights and keys that a layer must read."""
+        return 2 * (sum(weight.numel() for weight in self.layers[0].values()) + self.memory[0].numel())
+
+    def run(self, step: Step, by: Products, has_head: bool = True) -> Tensor:
+        """The logits of a step, or the stream where they are not wanted."""
+        stream = by.begin(self.rows[: step.n], self.norm, EPS)
+        for index, layer in enumerate(self.layers):
+            heads = by.read(stream, layer["qkv"], None, DTYPE).view(step.n, -1, self.d)
+            stream = by.write(stream, self._attend(index, heads, step), layer["out"], None, self.norm, EPS)
+            gated = by.read_gated(stream, layer["gate_up"], None)
+            stream = by.write(stream, gated, layer["down"], None, self.norm, EPS)
+        return by.read(stream, self.head, None, torch.float32) if has_head else stream.x
+
+    def _attend(self, index: int, heads: Tensor, step: Step) -> Tensor:
+        angles = self.angles[: step.n]
+        turn = (heads, self.head_norm, self.head_norm, EPS, angles, angles)
+        memory, own = self.memory[index], self.own[index]
+        if step.is_branches:
+            q = rotary.turn_and_store(*turn, own.view(-1, *own.shape[2:]), step.slots)
+            return attend_branches(q, memory, self.pages, step.lengths, own, SEEN, PAGE_SIZE, CHAIN_LENGTH)
+        q = rotary.turn_and_store(*turn, memory, step.slots)
+        return attend(q, memory, self.pages, step.starts, step.lengths, PAGE_SIZE, step.n, CHAIN_LENGTH)
+
+
+def compile_chain(task: tuple[str, Way]) -> None:
+    """Leave the kernels of a way in Triton's cache on disk."""
+    model, way = task
+    device = torch.device("cuda")
+    chain = Chain(model, 2, device)  # the second layer reads what the first has written
+    with launched(way):
+        for name in STEPS[model]:
+            chain.run(Step.of(name, device), products_of(way, device))
+    torch.cuda.synchronize()
+
+
+def bench_chain(bench: Bench) -> list[dict[str, Any]]:
+    """Whole layers in one graph: what starting early brings, and calling for weights ahead."""
+    compile_all(compile_chain, [(model, way) for model in DEPTHS for way in WAYS])
+    print(f"\n{'chain':>5} {'step':>10} {'':>20} {'us a layer':>10} {'floor':>6} {'share':>5} {'head':>6} {'whole':>8}")
+    found = []
+    for model, n_layers in DEPTHS.items():
+        chain = Chain(model, n_layers, bench.device)
+        for name in STEPS[model]:
+            step = Step.of(name, bench.device)
+            with launched(ONE_BY_ONE):
+                expected = chain.run(step, TritonProducts(bench.device))
+            found += [{"model": model, "step": name} | run_way(bench, chain, step, way, expected) for way in WAYS]
+            for one in found[-len(WAYS) :]:
+                _chain_row(one)
+    return found
+
+
+def run_way(bench: Bench, chain: Chain, step: Step, way: Way, expected: Tensor) -> dict[str, Any]:
+    """Times of one way, and how often its bits were others than expected (ONE_BY_ONE's, not in a graph)."""
+    with launched(way):
+        by = products_of(way, bench.device)
+        n_wrong = 0
+        graph, (said,) = capture([partial(chain.run, step, by)])
+        for _ in range(N_CHECKS):
+            graph.replay()
+            n_wrong += not torch.equal(cast(Tensor, said), expected)
+        whole = time_graph_us(graph)
+        layers = time_graph_us(capture([partial(chain.run, step, by, False)])[0])
+    a_layer, floor = layers / len(chain.layers), chain.layer_bytes() / bench.bandwidth * 1e6
+    times = {"us_a_layer": a_layer, "floor_us": floor, "head_us": whole - layers, "whole_us": whole}
+    return {"way": way.name, **times, "n_wrong": None if way.is_torch else n_wrong}
+
+
+def _chain_row(one: dict[str, Any]) -> None:
+    times = f"{one['us_a_layer']:10.1f} {one['floor_us']:6.1f} {one['floor_us'] / one['us_a_layer']:5.0%}"
+    remark = f"  BITS DIFFER {one['n_wrong']} times" if one["n_wrong"] else ""
+    whole = f"{one['head_us']:6.1f} {one['whole_us']:8.1f}"
+    print(f"{one['model']:>5} {one['step']:>10} {one['way']:>20} {times} {whole}{remark}", flush=True)
 
 
 # Tokens from logits, heads into memory

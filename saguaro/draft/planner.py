@@ -46,8 +46,33 @@ class Planner(Protocol):
         """What became of the rows that were last planned for; others are ignored."""
 
 
-def make_planner(name: str) -> Planner | None:
-    """The planner of a method; None plans nothing.
+class JointKernel(Protocol):
+    """Joint's two methods as device work, on state that is Joint's: it is changed in place, and stays where it is."""
+
+    def plan(
+        self,
+        ahead: Ahead,
+        held: Ahead,  # R >= B rows: those last planned for; is_primary is not kept
+        tables: tuple[Tensor, Tensor],  # accept, bonus: [3, n_bins] float64: hits, trials, curve
+        edges: tuple[Tensor, Tensor, Tensor],  # of the bins: leads, trusts, ranks
+        strength: float,
+        M: int,
+    ) -> Planned:
+        """Hold the rows, and plan the M likeliest outcomes of each."""
+
+    def learn(
+        self,
+        outcome: Outcome,
+        held: Ahead,
+        tables: tuple[Tensor, Tensor],
+        edges: tuple[Tensor, Tensor, Tensor],
+        decay: float,
+    ) -> None:
+        """Count what became of the held rows, and hold them no longer."""
+
+
+def make_planner(name: str, joint: JointKernel | None = None, n_rows: int = 0) -> Planner | None:
+    """The planner of a method; None plans nothing. See Joint for its kernel and n_rows.
 
     >>> make_planner("nothing") is None, make_planner("joint")
     (True, Joint())
@@ -62,7 +87,7 @@ def make_planner(name: str) -> Planner | None:
         case "uniform" | "geometric" | "general":
             return FanOut(name)
         case "joint":
-            return Joint()
+            return Joint(joint, n_rows)
     raise ConfigError(
         f"planner is {name!r}; give nothing, last, continuation, branch, uniform, geometric, general or joint"
     )
@@ -195,8 +220,10 @@ class Joint:
     STRENGTH = 16.0  # times that a curve counts as seen, in each bin
     is_fixed = True
 
-    def __init__(self) -> None:
-        self._waiting = _Waiting()
+    def __init__(self, kernel: JointKernel | None = None, n_rows: int = 0) -> None:
+        """A kernel does the work, if there is one. n_rows: room from the start, since what is captured cannot grow."""
+        self._kernel = kernel
+        self._waiting = _Waiting(n_rows)
         self._bins = _Bins()
         self._accept = _Table(_curve(torch.zeros(1), self._bins.leads()), self.STRENGTH)
         self._bonus = _Table(_curve(*self._bins.bonuses()), self.STRENGTH)
@@ -206,6 +233,9 @@ class Joint:
 
     def plan(self, ahead: Ahead, budget: int) -> Planned:
         """The likeliest outcomes."""
+        if self._kernel is not None:
+            held = self._waiting.make_room(ahead)
+            return self._kernel.plan(ahead, held, *self._state(held.slots.device), self.STRENGTH, budget)
         self._waiting.expect(ahead)
         return by_chance(ahead, self.chance(ahead), budget)
 
@@ -216,15 +246,25 @@ class Joint:
 
     def learn(self, outcome: Outcome) -> None:
         """Count which tokens were accepted, and which alternative the bonus was."""
+        if self._kernel is not None:
+            held = self._waiting.held
+            if held is not None and len(outcome.slots) > 0:
+                device = held.slots.device
+                self._kernel.learn(_moved(outcome, device), held, *self._state(device), self.DECAY)
+            return
         known = self._waiting.settle(outcome)
         if known is None:
             return
         ahead, k, is_known = known.ahead, known.k[:, None], known.is_known[:, None]
-        kept = self.DECAY ** is_known.sum()
+        kept = self.DECAY ** is_known.sum().double()
         step = torch.arange(ahead.tokens.shape[1], device=k.device)
         is_tested = step < torch.minimum(k + 1, ahead.length[:, None])
         self._accept.learn(self._bins.accept(ahead), step < k, is_tested & is_known, kept)
         self._bonus.learn(_at(self._bins.bonus(ahead), known.k), known.is_bonus, known.is_left & is_known, kept)
+
+    def _state(self, device: torch.device) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """Tables and edges."""
+        return (self._accept.on(device), self._bonus.on(device)), self._bins.edges(device)
 
 
 @dataclass(frozen=True)
@@ -247,26 +287,36 @@ class _Known:
 class _Waiting:
     """The rows last planned for, each until its outcome is known. Its tensors stay where they are while they last."""
 
-    def __init__(self) -> None:
-        self._held: Ahead | None = None  # as many rows as ever were; slot -1: not waited for
+    def __init__(self, n_rows: int = 0) -> None:
+        self._n_rows = n_rows  # room for as many, at least
+        self._is_captured = False  # what was captured has the tensors' addresses
+        self.held: Ahead | None = None  # as many rows as ever were; slot -1: not waited for
+
+    def make_room(self, ahead: Ahead) -> Ahead:
+        """Where to hold these rows."""
+        if self.held is None or not _has_room(self.held, ahead):
+            assert not self._is_captured, f"{len(ahead.slots)} rows, and those before were captured with less room"
+            n = max(self._n_rows, len(ahead.slots))
+            self.held = Ahead(*(x.new_zeros(n, *x.shape[1:]) for x in _tensors(ahead)))
+            self.held.slots.fill_(-1)
+        is_cuda = ahead.slots.device.type == "cuda"
+        self._is_captured |= is_cuda and torch.cuda.is_current_stream_capturing()
+        return self.held
 
     def expect(self, ahead: Ahead) -> None:
         """From now on, wait for the outcomes of these rows, and of no others."""
-        n = len(ahead.slots)
-        if self._held is None or not _has_room(self._held, ahead):
-            self._held = Ahead(*(x.clone() for x in _tensors(ahead)))
-        for held, new in zip(_tensors(self._held), _tensors(ahead), strict=True):
+        n, all_held = len(ahead.slots), self.make_room(ahead)
+        for held, new in zip(_tensors(all_held), _tensors(ahead), strict=True):
             held[:n].copy_(new)
-        self._held.slots[n:].fill_(-1)
+        all_held.slots[n:].fill_(-1)
 
     def settle(self, outcome: Outcome) -> _Known | None:
         """Match the outcome with the rows by slot; None: it is about none of them."""
-        ahead = self._held
+        ahead = self.held
         if ahead is None or len(outcome.slots) == 0 or len(ahead.slots) == 0:
             return None
-        slots, length, n_accepted, bonus = (
-            x.to(ahead.slots.device) for x in (outcome.slots, outcome.length, outcome.n_accepted, outcome.bonus)
-        )
+        outcome = _moved(outcome, ahead.slots.device)
+        slots, length, n_accepted, bonus = outcome.slots, outcome.length, outcome.n_accepted, outcome.bonus
         is_same = (ahead.slots[:, None] == slots) & (length <= ahead.length[:, None])  # [B, n]
         is_known = is_same.any(1)
         ahead.slots.masked_fill_(is_known, -1)
@@ -276,6 +326,13 @@ class _Waiting:
         is_left = _at(alternatives(ahead), k) > NEVER
         is_bonus = is_left & (_at(ahead.candidates, k) == bonus[at][:, None])
         return _Known(ahead, is_known, k, is_left, is_bonus)
+
+
+def _moved(outcome: Outcome, device: torch.device) -> Outcome:
+    slots, length, n_accepted, bonus = (
+        x.to(device) for x in (outcome.slots, outcome.length, outcome.n_accepted, outcome.bonus)
+    )
+    return Outcome(slots, length, n_accepted, bonus)
 
 
 def _tensors(ahead: Ahead) -> tuple[Tensor, ...]:
@@ -303,23 +360,26 @@ class _Table:
     """How often something came true, bin by bin: counts that fade, drawn toward a curve. They stay where they are."""
 
     def __init__(self, curve: Tensor, strength: float) -> None:  # [n_bins]
-        self._hits, self._trials = curve * 0, curve * 0
-        self._curve, self._strength = curve, strength
+        self._state = torch.stack([curve * 0, curve * 0, curve])  # hits, trials, curve
+        self._strength = strength
 
     def rate(self, bins: Tensor) -> Tensor:  # int64 -> float64
         """The chance in each of these bins."""
-        self._move(bins.device)
-        return ((self._hits + self._strength * self._curve) / (self._trials + self._strength))[bins]
+        hits, trials, curve = self.on(bins.device)
+        rates: Tensor = (hits + self._strength * curve) / (trials + self._strength)
+        return rates[bins]
 
     def learn(self, bins: Tensor, is_hit: Tensor, is_trial: Tensor, kept: Tensor) -> None:
         """Fade, then count what came true where it was tried."""
-        self._move(bins.device)
+        all_hits, all_trials, _ = self.on(bins.device)
         trials = is_trial.double().flatten()
-        self._trials.mul_(kept).index_add_(0, bins.flatten(), trials)
-        self._hits.mul_(kept).index_add_(0, bins.flatten(), trials * is_hit.flatten())
+        all_trials.mul_(kept).index_add_(0, bins.flatten(), trials)
+        all_hits.mul_(kept).index_add_(0, bins.flatten(), trials * is_hit.flatten())
 
-    def _move(self, device: torch.device) -> None:
-        self._hits, self._trials, self._curve = (x.to(device) for x in (self._hits, self._trials, self._curve))
+    def on(self, device: torch.device) -> Tensor:  # [3, n_bins]: hits, trials, curve
+        """All of it, on this device from now on."""
+        self._state = self._state.to(device)
+        return self._state
 
 
 class _Bins:
@@ -334,12 +394,12 @@ class _Bins:
 
     def accept(self, ahead: Ahead) -> Tensor:  # [B, K] int64
         """By lead."""
-        self._move(ahead.scores.device)
+        self.edges(ahead.scores.device)
         return torch.bucketize(trust(ahead).double(), self._leads, right=True)
 
     def bonus(self, ahead: Ahead) -> Tensor:  # [B, K+1, C] int64
         """By the lead of the rejected token, rank and lead."""
-        self._move(ahead.scores.device)
+        self.edges(ahead.scores.device)
         scores = alternatives(ahead)
         group = torch.bucketize(trust(ahead).double(), self._trusts, right=True)
         group = torch.nn.functional.pad(group, (0, 1))
@@ -360,8 +420,10 @@ class _Bins:
         n = self._n_groups
         return rank.repeat_interleave(len(lead)).repeat(n), lead.repeat(len(rank) * n)
 
-    def _move(self, device: torch.device) -> None:
+    def edges(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Of leads, trusts and ranks, on this device from now on."""
         self._leads, self._trusts, self._ranks = (x.to(device) for x in (self._leads, self._trusts, self._ranks))
+        return self._leads, self._trusts, self._ranks
 
 
 def _curve(rank: Tensor, lead: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ oldest always advances and everything finishes. Preemption gives back pages, nev
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -115,7 +115,7 @@ class Scheduler:
 
     def next_batch(self) -> Batch | None:
         """The next step, pages reserved; None when there is nothing to do."""
-        rows: dict[Request, Row] = {}
+        rows = _Rows(self.max_tokens)
         preempted = self.n_preemptions
         for decoding in (True, False):  # a long prompt must not make decoding rows wait
             for request in list(self.running):
@@ -127,7 +127,7 @@ class Scheduler:
         if not rows:
             assert not self.has_work, "requests are left and none can be scheduled"
             return None
-        ordered = sorted(rows.values(), key=lambda row: (not row.samples, row.request.number))
+        ordered = sorted(rows, key=lambda row: (not row.samples, row.request.number))
         joined = [_introduce(request) for request in self._joined if request.speculates]
         batch = Batch(ordered, joined, self._left)
         self._joined, self._left = [], []
@@ -186,36 +186,37 @@ class Scheduler:
                 return new[:count]
         return new
 
-    def _schedule(self, request: Request, rows: dict[Request, Row]) -> None:
+    def _schedule(self, request: Request, rows: "_Rows") -> None:
         """Give a running request its row, preempting younger ones for pages if need be."""
-        n_tokens = min(request.n_pending, self._budget(rows))
+        n_tokens = min(request.n_pending, rows.n_left)
         if n_tokens == 0:
             return
         while not self.pool.reserve(request.table, request.n_computed + n_tokens):
             victim = self.running[-1]
             self._preempt(victim)
-            rows.pop(victim, None)
+            rows.drop(victim)
             if victim is request:
                 return
-        rows[request] = _row(request, n_tokens)
+        rows.put(_row(request, n_tokens))
 
-    def _look_ahead(self, rows: dict[Request, Row]) -> None:
+    def _look_ahead(self, rows: "_Rows") -> None:
         """Give decoding rows room for a speculation, out of the tokens and pages that everybody else left."""
-        for request, row in rows.items():
+        for row in list(rows):
+            request = row.request
             if request.n_pending != 1 or not request.speculates:
                 continue
             # The bonus needs a position too.
             room = self._limit(request) - len(request.tokens) - 1
-            lookahead = max(0, min(self.lookahead, room, self._budget(rows)))
+            lookahead = max(0, min(self.lookahead, room, rows.n_left))
             while lookahead and not self.pool.reserve(request.table, len(request.tokens) + lookahead):
                 lookahead -= 1
-            rows[request] = replace(row, lookahead=lookahead)
+            if lookahead:
+                rows.put(replace(row, lookahead=lookahead))
 
-    def _admit(self, rows: dict[Request, Row]) -> None:
+    def _admit(self, rows: "_Rows") -> None:
         """Let waiting requests in, strictly in order, while rows, tokens and pages last."""
         while self.waiting and self._free_slots:
-            budget = self._budget(rows)
-            if budget == 0:
+            if rows.n_left == 0:
                 return
             request = self.waiting[0]
             table, n_cached = self.pool.match(request.tokens)
@@ -231,14 +232,10 @@ class Scheduler:
             self._joined.append(request)
             self.running.append(request)
             self.running.sort(key=lambda r: r.number)
-            n_tokens = min(request.n_pending, budget)
+            n_tokens = min(request.n_pending, rows.n_left)
             reserved = self.pool.reserve(request.table, request.n_computed + n_tokens)
             assert reserved, "pages counted as free were not there"
-            rows[request] = _row(request, n_tokens)
-
-    def _budget(self, rows: dict[Request, Row]) -> int:
-        """Tokens this step can still take."""
-        return self.max_tokens - sum(row.n_tokens + row.lookahead for row in rows.values())
+            rows.put(_row(request, n_tokens))
 
     def _limit(self, request: Request) -> int:
         """How long this request's text may become."""
@@ -264,6 +261,32 @@ class Scheduler:
         else:
             self._left.append(request.slot)
         request.slot = -1
+
+
+class _Rows:
+    """The rows of a step in the making, and how many tokens it can still take."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._rows: dict[Request, Row] = {}
+        self.n_left = max_tokens
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows.values())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def put(self, row: Row) -> None:
+        """Add a row, in place of the one its request has."""
+        self.drop(row.request)
+        self._rows[row.request] = row
+        self.n_left -= row.n_tokens + row.lookahead
+
+    def drop(self, request: Request) -> None:
+        """Take a request's row out, if it has one."""
+        row = self._rows.pop(request, None)
+        if row is not None:
+            self.n_left += row.n_tokens + row.lookahead
 
 
 def _introduce(request: Request) -> Joined:

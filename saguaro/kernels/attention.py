@@ -36,8 +36,9 @@ N_COUNTERS = 64 * 512  # tiles one call may have, times key heads
 UNROLL = 8  # splits whose loads are in flight together while they are merged
 MERGED_ROWS = 16  # of a tile, merged at a time: so few that UNROLL of their parts fit the registers
 # Steps of the loop over all of a text's key blocks in flight: page numbers two ahead, keys and values one. AMD's 64 KiB
-# of shared memory hold no block ahead.
+# of shared memory hold no block ahead, and only a smaller one.
 N_STAGES = 2 if torch.version.hip else 3
+MOST_IN_BLOCK = (64 if torch.version.hip else 128) * 128  # keys of a block times their width
 LEAST_D = 16  # that a product of matrices has
 LOG2_E = 1.4426950408889634
 
@@ -52,23 +53,28 @@ class Tile(NamedTuple):
 
 
 TILES = {  # by heads that share a key head, at most: eight queries fit a tile
-    2: Tile(16, 64, 4, 2),
-    4: Tile(32, 64, 4, 2),
-    8: Tile(64, 64, 4, 2),
+    2: Tile(16, 128, 4, 2),
+    4: Tile(32, 128, 8, 2),
+    8: Tile(64, 128, 8, 2),
 }
 # Exact fp32 products have no tensor cores: every thread holds whole rows, so the tile is small.
 EXACT_TILE = Tile(16, 16, 4, 1)
 
 
-def tile_of(group: int, dtype: torch.dtype, split: int = SPLIT) -> Tile:
+def tile_of(group: int, d: int, dtype: torch.dtype, split: int = SPLIT) -> Tile:
     """The tile of a model: it must not depend on the batch.
 
-    >>> tile_of(2, torch.bfloat16).block_m, tile_of(3, torch.bfloat16).block_m, tile_of(71, torch.bfloat16).block_m
-    (16, 32, 128)
+    >>> [tile_of(group, 128, torch.bfloat16).block_m for group in (1, 2, 3, 8, 71)]
+    [16, 16, 32, 64, 128]
     """
     fitting = next((tile for most, tile in TILES.items() if group <= most), TILES[8])
     tile = EXACT_TILE if dtype == torch.float32 else fitting
-    return tile._replace(block_m=max(tile.block_m, power_of_two(group)), block_n=min(tile.block_n, split))
+    return tile._replace(block_m=max(tile.block_m, power_of_two(group)), block_n=keys_of(tile.block_n, d, split))
+
+
+def keys_of(block_n: int, d: int, split: int) -> int:
+    """Keys of a block: as many as wished, but not beyond a split, nor more than the memory of a program holds."""
+    return min(block_n, split, max(16, MOST_IN_BLOCK // padded(d)))
 
 
 def counters(device: torch.device) -> Tensor:
@@ -101,7 +107,7 @@ def attend(
     """
     n_tokens, n_heads, d = q.shape
     n_rows, n_kv = len(lengths), memory.shape[1] // 2
-    tile = _tile or tile_of(n_heads // n_kv, q.dtype, split)
+    tile = _tile or tile_of(n_heads // n_kv, d, q.dtype, split)
     assert q.stride(2) == pages.stride(1) == 1
     assert memory.is_contiguous()
     assert split % tile.block_n == 0
@@ -115,7 +121,7 @@ def attend(
         q.stride(0), q.stride(1), pages.stride(0), n_splits, softmax_scale(d),
         H=n_heads, H_KV=n_kv, D=d, D_PAD=padded(d), PAGE_SIZE=page_size, SPLIT=split, IS_WHOLE=n_shares == 1,
         DOT=dot_dtype(q), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, ROWS=MERGED_ROWS, UNROLL=UNROLL,
-        num_warps=tile.n_warps, num_stages=stages(tile, n_shares), **early(q.device),
+        num_warps=tile.n_warps, num_stages=stages(tile, n_shares == 1, q.dtype), **early(q.device),
     )  # fmt: skip
     return out
 
@@ -180,9 +186,9 @@ def shares(n_tiles: int, n_splits: int, n_programs: int) -> int:
     return 1 if n_tiles >= ENOUGH else min(n_splits, max(1, n_programs // n_tiles))
 
 
-def stages(tile: Tile, n_shares: int) -> int:
-    """Steps of the loop over key blocks in flight: a program that has all splits runs it for long."""
-    return tile.n_stages if n_shares > 1 or tile == EXACT_TILE else max(tile.n_stages, N_STAGES)
+def stages(tile: Tile, is_whole: bool, dtype: torch.dtype) -> int:
+    """Steps of the loop over key blocks in flight: more, where one program has all splits."""
+    return N_STAGES if is_whole and dtype != torch.float32 else tile.n_stages
 
 
 def workspace(q: Tensor, n_parts: int, arrived: Tensor | None, n_tiles: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -194,7 +200,7 @@ def workspace(q: Tensor, n_parts: int, arrived: Tensor | None, n_tiles: int) -> 
         arrived = counters(q.device)
     assert n_tiles <= len(arrived), (n_tiles, len(arrived))
     n, d = q.shape[0] * q.shape[1], padded(q.shape[2])
-    tops, sums = q.new_empty(2, n, n_parts, dtype=torch.float32)
+    tops, sums = (q.new_empty(n, n_parts, dtype=torch.float32) for _ in range(2))  # apart, so that both are aligned
     return tops, sums, q.new_empty(n, n_parts, d, dtype=torch.float32), arrived
 
 
@@ -283,7 +289,7 @@ def _attend_kernel(
 
 @triton.jit
 def cells(first, head, lanes, H: tl.constexpr, G: tl.constexpr):
-    """Which of all pairs of a token and a head a tile's lanes are: its first token's heads of one key head, and so on."""
+    """Which of all pairs of a token and a head a tile's lanes are: its first token's heads of a key head, and so on."""
     return (first + lanes // G).to(tl.int64) * H + head * G + lanes % G
 
 
@@ -300,10 +306,9 @@ def load_queries(
 @triton.jit
 def is_inside(mask, dims, D: tl.constexpr, D_PAD: tl.constexpr):
     """The mask, without the columns that pad a tile."""
-    if D == D_PAD:
-        return mask
-    else:
-        return mask & (dims < D)
+    if D != D_PAD:
+        mask = mask & (dims < D)
+    return mask
 
 
 @triton.jit

@@ -19,38 +19,50 @@ import triton.language as tl
 from torch import Tensor
 
 from saguaro.kernels.attention import (
-    N_STAGES,
+    EXACT_TILE,
+    MERGED_ROWS,
+    N_PROGRAMS,
+    SPLIT,
+    UNROLL,
     Tile,
     attend_split,
     attend_text,
     ceil_div,
-    divide,
+    cells,
     dot_dtype,
     empty_softmax,
     extend_softmax,
+    is_last,
+    keys_of,
     load_keys,
+    load_queries,
     merge,
-    merge_splits,
-    merge_weights,
+    merge_tile,
+    padded,
     power_of_two,
+    shares,
     softmax_scale,
+    stages,
     store_part,
+    store_result,
     text_of,
     weigh,
     workspace,
 )
+from saguaro.kernels.launch import early, let_next_start, wait_for_previous
 
-SPLIT = 256  # keys of a split of the trunk
 MOST_ROWS = 128  # of a tile: beyond them a row's branches are cut into several tiles
-UNROLL = 4  # splits whose loads are in flight together while they are merged
+OWN_BLOCK = 64  # own tokens of a tile's branches at a time, at most: there are few
 
 
-def tile_of(n_branches: int, group: int, dtype: torch.dtype) -> Tile:
+def tile_of(n_branches: int, group: int, d: int, dtype: torch.dtype, split: int = SPLIT) -> Tile:
     """The tile for all branches of a row, or as many of them as it can hold."""
+    least = power_of_two(group)
     if dtype == torch.float32:  # exact products have no tensor cores: every thread holds whole rows
-        return Tile(max(16, power_of_two(group)), 16, 4, 1)
-    block_m = min(max(16, power_of_two(n_branches * group)), max(MOST_ROWS, power_of_two(group)))
-    return Tile(block_m, 64, 4 if block_m <= 64 else 8, N_STAGES)
+        return EXACT_TILE._replace(block_m=max(16, least))
+    block_m = min(max(16, power_of_two(n_branches * group)), max(MOST_ROWS, least))
+    block_n = keys_of(128 if block_m <= 64 else 64, d, split)
+    return Tile(block_m, block_n, 4 if block_m == 16 else 8, 2)
 
 
 def attend_branches(
@@ -64,6 +76,9 @@ def attend_branches(
     longest: int,
     *,
     split: int = SPLIT,
+    arrived: Tensor | None = None,  # [N_COUNTERS] int32, see attention.counters; None: made, and zeroed, for this call
+    _tile: Tile | None = None,
+    _n_programs: int = N_PROGRAMS,
 ) -> Tensor:  # [R * M, H * d]
     """Attention of every branch's newest token to its trunk and its own tokens.
 
@@ -72,28 +87,25 @@ def attend_branches(
     n_rows, n_kv = len(pages), memory.shape[1] // 2
     n, n_heads, d = q.shape
     group, n_branches = n_heads // n_kv, n // n_rows
-    tile = tile_of(n_branches, group, q.dtype)
+    tile = _tile or tile_of(n_branches, group, d, q.dtype, split)
     assert q.stride(2) == pages.stride(1) == 1
     assert memory.is_contiguous()
     assert own.is_contiguous()
     assert 1 <= n_seen <= own.shape[1]
     assert split % tile.block_n == 0
-    n_splits = ceil_div(longest, split)
-    is_whole = n_splits <= 1
-    out = q.new_empty(n, n_heads * d)
-    tops, sums, sides = (out, out, out) if is_whole else workspace(q, n_splits + 1)  # the last is for own tokens
+    n_parts = ceil_div(longest, split) + 1  # one for own tokens
     n_tiles = ceil_div(n_branches, tile.block_m // group)
-    _branches_kernel[(n_tiles, n_rows * n_kv, 1 if is_whole else n_splits + 1)](
-        q, memory, pages, forks, own, out, tops, sums, sides,
-        q.stride(0), q.stride(1), pages.stride(0), own.shape[1], n_branches, n_seen, n_splits, softmax_scale(d),
-        H=n_heads, H_KV=n_kv, D=d, PAGE_SIZE=page_size, SPLIT=split, IS_WHOLE=is_whole, DOT=dot_dtype(q),
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, num_warps=tile.n_warps, num_stages=tile.n_stages,
+    n_shares = 1 if longest <= split else shares(n_tiles * n_rows * n_kv, n_parts, _n_programs)
+    out = q.new_empty(n, n_heads * d)
+    room = workspace(q, n_parts, arrived, n_tiles * n_rows * n_kv) if n_shares > 1 else (out, out, out, out)
+    _branches_kernel[(n_tiles, n_rows * n_kv, n_shares)](
+        q, memory, pages, forks, own, out, *room,
+        q.stride(0), q.stride(1), pages.stride(0), own.shape[1], n_branches, n_seen, n_parts, softmax_scale(d),
+        H=n_heads, H_KV=n_kv, D=d, D_PAD=padded(d), PAGE_SIZE=page_size, SPLIT=split, IS_WHOLE=n_shares == 1,
+        DOT=dot_dtype(q), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_OWN=min(OWN_BLOCK, tile.block_n),
+        ROWS=MERGED_ROWS, UNROLL=UNROLL,
+        num_warps=tile.n_warps, num_stages=stages(tile, n_shares == 1, q.dtype), **early(q.device),
     )  # fmt: skip
-    if not is_whole:
-        _combine_kernel[(n, n_heads)](
-            forks, tops, sums, sides, out, n_splits, softmax_scale(d),
-            H=n_heads, D=d, SPLIT=split, UNROLL=UNROLL, num_warps=1,
-        )  # fmt: skip
     return out
 
 
@@ -108,6 +120,7 @@ def attend_branches_plain(
     longest: int,
     *,
     split: int = SPLIT,
+    arrived: Tensor | None = None,
 ) -> Tensor:  # [R * M, H * d]
     """The twin of `attend_branches`, row by row: a row's keys are its trunk's, then those of all of its branches."""
     m = len(q) // len(pages)
@@ -121,93 +134,78 @@ def attend_branches_plain(
     return torch.cat(outs)
 
 
-@triton.jit(do_not_specialize=["n_pages", "n_own", "n_branches", "n_own_seen", "n_splits"])
+@triton.jit(do_not_specialize=["n_pages", "n_own", "n_branches", "n_own_seen", "room"])
 def _branches_kernel(
-    q, memory, pages, forks, own, out, tops, sums, sides,
-    stride_token, stride_head, n_pages, n_own, n_branches, n_own_seen, n_splits, scale,
-    H: tl.constexpr, H_KV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, SPLIT: tl.constexpr,
-    IS_WHOLE: tl.constexpr, DOT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    q, memory, pages, forks, own, out, tops, sums, sides, arrived,
+    stride_token, stride_head, n_pages, n_own, n_branches, n_own_seen, room, scale,
+    H: tl.constexpr, H_KV: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    SPLIT: tl.constexpr, IS_WHOLE: tl.constexpr, DOT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_OWN: tl.constexpr, ROWS: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A tile of branches of one row, for the heads of one key head: everything, or one split, or the own tokens."""
+    """A tile of branches of one row, for the heads of one key head: everything, or a share of its parts.
+
+    Parts are the splits before the tile's last fork, then the own tokens.
+    """
+    let_next_start(EARLY)
     G: tl.constexpr = H // H_KV
     PER_TILE: tl.constexpr = BLOCK_M // G  # branches
-    row, head, split = tl.program_id(1) // H_KV, tl.program_id(1) % H_KV, tl.program_id(2)
-    first = tl.program_id(0) * PER_TILE
-    n_here = tl.minimum(n_branches - first, PER_TILE)
-    first += row * n_branches
-    lanes, dims = tl.arange(0, BLOCK_M), tl.arange(0, D)
-    branch, its_head = lanes // G, head * G + lanes % G
-    is_branch = branch < n_here
-    token = (first + branch).to(tl.int64)
-    n_seen = tl.load(forks + token, mask=is_branch, other=0)
-    n_keys = tl.max(n_seen, 0)
-    if not IS_WHOLE and (split < n_splits) & (split * SPLIT >= n_keys):
-        return
-    at = q + (token * stride_token + its_head * stride_head)[:, None] + dims[None]
-    queries = tl.load(at, mask=is_branch[:, None], other=0.0).to(DOT)
+    row, head = tl.program_id(1) // H_KV, tl.program_id(1) % H_KV
+    share, n_shares = tl.program_id(2), tl.num_programs(2)
+    n_here = tl.minimum(n_branches - tl.program_id(0) * PER_TILE, PER_TILE)
+    first = row * n_branches + tl.program_id(0) * PER_TILE
+    lanes, n_lanes = tl.arange(0, BLOCK_M), n_here * G
+    cell = cells(first, head, lanes, H, G)
     text = pages + row.to(tl.int64) * n_pages
     memory_of_head = memory + head * D
     own_of_tile = own + first.to(tl.int64) * n_own * (2 * H_KV * D) + head * D
-    cell = token * H + its_head
+    wait_for_previous(EARLY)
+    n_seen = tl.load(forks + first + lanes // G, mask=lanes < n_lanes, other=0)
+    queries = load_queries(q, first, head, lanes, n_lanes, stride_token, stride_head, G, D, D_PAD).to(DOT)
+    n_keys = tl.maximum(tl.max(n_seen, 0), 0)
+    n_splits = tl.cdiv(n_keys, SPLIT)
+    if share > n_splits:
+        return
     if IS_WHOLE:
         top, total, side = attend_text(
-            queries, n_seen, memory_of_head, text, n_keys, scale, H_KV, PAGE_SIZE, SPLIT, BLOCK_N
+            queries, n_seen, memory_of_head, text, n_keys, scale, H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N
         )
         own_top, own_total, own_side = _attend_own(
-            queries, branch, own_of_tile, n_here, n_own, n_own_seen, scale, H_KV, BLOCK_N
+            queries, lanes // G, own_of_tile, n_here, n_own, n_own_seen, scale, H_KV, D, BLOCK_OWN
         )
         top, total, side = merge(top, total, side, own_top, own_total, own_side, scale)
-        result = divide(side, total[:, None]).to(out.dtype.element_ty)
-        tl.store(out + cell[:, None] * D + dims[None], result, mask=is_branch[:, None])
+        store_result(out, cell, lanes < n_lanes, total, side, D)
     else:
-        cell = cell * (n_splits + 1) + split
-        if split < n_splits:
+        for split in range(share, n_splits, n_shares):
             top, total, side = attend_split(
-                queries, n_seen, memory_of_head, text, split * SPLIT, n_keys, scale, H_KV, PAGE_SIZE, SPLIT, BLOCK_N
+                queries, n_seen, memory_of_head, text, split * SPLIT, n_keys, scale, H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N
             )
-            store_part(tops, sums, sides, cell, is_branch, top, total, side)
-        else:
+            store_part(tops, sums, sides, cell * room + split, lanes < n_lanes, top, total, side)
+        if n_splits % n_shares == share:
             top, total, side = _attend_own(
-                queries, branch, own_of_tile, n_here, n_own, n_own_seen, scale, H_KV, BLOCK_N
+                queries, lanes // G, own_of_tile, n_here, n_own, n_own_seen, scale, H_KV, D, BLOCK_OWN
             )
-            store_part(tops, sums, sides, cell, is_branch, top, total, side)
+            store_part(tops, sums, sides, cell * room + n_splits, lanes < n_lanes, top, total, side)
+        counter = arrived + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        if is_last(counter, tl.cdiv(n_splits + 1 - share, n_shares), n_splits + 1):
+            merge_tile(
+                tops, sums, sides, out, first, head, n_lanes, room, n_splits + 1, scale, H, G, D, D_PAD, ROWS, UNROLL
+            )
 
 
 @triton.jit
 def _attend_own(
-    queries, branch, own, n_here, n_own, n_seen, scale, H_KV: tl.constexpr, BLOCK_N: tl.constexpr
+    queries, branch, own, n_here, n_own, n_seen, scale, H_KV: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """The softmax of each query over the first n_seen own tokens of its branch.
 
     Keys of the tile's n_here branches side by side: 0 0 0 1 1 1 2 2 2 ... for n_seen = 3.
     """
-    BLOCK_M: tl.constexpr = queries.shape[0]
-    D: tl.constexpr = queries.shape[1]
-    top, total, side = empty_softmax(BLOCK_M, D)
+    top, total, side = empty_softmax(queries.shape[0], queries.shape[1])
     for first in range(0, n_here * n_seen, BLOCK_N):
         index = first + tl.arange(0, BLOCK_N)
         is_key = index < n_here * n_seen
         slots = (index // n_seen).to(tl.int64) * n_own + index % n_seen
-        keys, values = load_keys(own, slots, is_key, H_KV, D)
+        keys, values = load_keys(own, slots, is_key, H_KV, D, queries.shape[1])
         is_seen = (index // n_seen)[None] == branch[:, None]
         top, total, side = extend_softmax(queries, keys, values, is_seen, top, total, side, scale)
     return top, total, side
-
-
-@triton.jit(do_not_specialize=["n_splits"])
-def _combine_kernel(
-    forks, tops, sums, sides, out, n_splits, scale,
-    H: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, UNROLL: tl.constexpr,
-):  # fmt: skip
-    """One head of one branch: the splits before its fork, in order, then its own tokens."""
-    token, head = tl.program_id(0), tl.program_id(1)
-    cell = token.to(tl.int64) * H + head
-    at = cell * (n_splits + 1)
-    n = tl.cdiv(tl.load(forks + token), SPLIT)
-    top, total, side = merge_splits(tops, sums, sides, at, n, scale, D, UNROLL)
-    at += n_splits
-    dims = tl.arange(0, D)
-    top, keep, gain = merge_weights(top, tl.load(tops + at), scale)
-    total = tl.fma(total, keep, tl.load(sums + at) * gain)
-    side = tl.fma(side, keep, tl.load(sides + at * D + dims) * gain)
-    tl.store(out + cell * D + dims, divide(side, total).to(out.dtype.element_ty))

@@ -5,6 +5,7 @@ Two bundles may work at the same time; one may not, on two streams.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -40,9 +41,10 @@ def triton_kernels(device: torch.device) -> Kernels:
             f"device is {device}, whose kernels need Triton, and it is not there ({e}); install triton, or set "
             "device to cpu"
         ) from e
+    arrived = attention.counters(device)
     return Kernels(
-        attention.attend,
-        branches.attend_branches,
+        partial(attention.attend, arrived=arrived),
+        partial(branches.attend_branches, arrived=arrived),
         adopt.adopt,
         rotary.turn_and_store,
         sample.choose,

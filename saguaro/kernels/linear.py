@@ -37,8 +37,8 @@ ROW_TILE = 64  # the widest: further rows are further programs, and find the wei
 N_COUNTERS = 4096  # tiles a product with a shared k may have
 N_PROGRAMS = 264  # two for each of 132 multiprocessors: what a product is cut into, at least
 MOST_SPLIT = 8
-# Shared memory of a program: half a multiprocessor's on Hopper, so that a second one (of the next kernel, maybe) fits.
-SHARED_BYTES = (64 if torch.version.hip else 112) * 1024
+# Shared memory of a program, at most: half of what a Hopper has, so that a second one (of the next kernel, maybe) fits.
+SHARED_BYTES = 112 * 1024
 LINE_BYTES = 128  # of the second-level cache
 BEGIN_WARPS = 8
 
@@ -94,8 +94,8 @@ class TritonProducts:
         if len(x) > MAX_ROWS:
             return TORCH.begin(x, norm, eps)
         n_rows, n = x.shape
-        assert x.stride(1) == 1, x.stride()
-        assert norm.shape == (n,) and norm.is_contiguous(), (norm.shape, n)  # noqa: PT018
+        assert x.stride(1) == norm.stride(0) == 1, (x.stride(), norm.stride())
+        assert norm.shape == (n,), (norm.shape, n)
         scaled = torch.empty(n_rows, n, dtype=x.dtype, device=x.device)
         squares = torch.empty(n_rows, 1, dtype=torch.float32, device=x.device)
         _begin_kernel[(n_rows,)](
@@ -124,14 +124,14 @@ class TritonProducts:
         cut = self._cut(y, weight)
         n_out = weight.shape[1]
         assert x.shape == (len(y), n_out), (x.shape, y.shape, weight.shape)
-        assert x.stride(1) == 1, x.stride()
-        assert norm.shape == (n_out,) and norm.is_contiguous(), (norm.shape, n_out)  # noqa: PT018
+        assert x.stride(1) == norm.stride(0) == 1, (x.stride(), norm.stride())
+        assert norm.shape == (n_out,), (norm.shape, n_out)
         out, scaled = (torch.empty(len(x), n_out, dtype=x.dtype, device=x.device) for _ in range(2))
         squares = torch.empty(len(x), cut.n_tiles, dtype=torch.float32, device=x.device)
         _write_kernel[cut.grid](
             y, weight, bias if bias is not None else norm, x, norm, out, scaled, squares, cut.workspace(x.device),
             self._arrived, *y.shape, n_out, cut.per_split, y.stride(0), weight.stride(1), x.stride(0),
-            FOLDS=_log2(cut.block_n), HAS_BIAS=bias is not None, **cut.keywords(y),
+            FOLDS=_log2(cut.config.block_n), HAS_BIAS=bias is not None, **cut.keywords(y),
         )  # fmt: skip
         return Stream(out, Scaled(scaled, squares, eps))
 
@@ -164,7 +164,6 @@ class _Cut(NamedTuple):
     """A configuration, applied to a number of rows."""
 
     config: Config
-    block_n: int
     block_t: int
     n_tiles: int
     n_row_tiles: int
@@ -179,7 +178,7 @@ class _Cut(NamedTuple):
         n_tiles, n_row_tiles = _ceil(n_out, chosen.block_n), _ceil(n_rows, block_t)
         n_split = _ceil(n_in, per_split)
         assert n_split == 1 or n_tiles * n_row_tiles <= N_COUNTERS, (n_tiles, n_row_tiles)
-        return cls(chosen, chosen.block_n, block_t, n_tiles, n_row_tiles, n_split, per_split)
+        return cls(chosen, block_t, n_tiles, n_row_tiles, n_split, per_split)
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -189,7 +188,7 @@ class _Cut(NamedTuple):
     def workspace(self, device: torch.device) -> Tensor:
         """Where parts leave their sums, tile by tile."""
         parts = self.n_tiles * self.n_row_tiles * self.n_split if self.n_split > 1 else 0
-        return torch.empty(parts * self.block_n * self.block_t, dtype=torch.float32, device=device)
+        return torch.empty(parts * self.config.block_n * self.block_t, dtype=torch.float32, device=device)
 
     def keywords(self, a: Tensor) -> dict[str, Any]:
         """What both kernels of products take."""
@@ -205,10 +204,19 @@ class _Cut(NamedTuple):
             "EVEN_K": a.shape[1] % chosen.block_k == 0,
             "WIDEN": a.is_cpu,
             "num_warps": chosen.warps,
-            "num_stages": max(2, min(chosen.stages, SHARED_BYTES // stage_bytes)),
+            "num_stages": max(2, min(chosen.stages, _shared_bytes(a.device) // stage_bytes)),
             "enable_fp_fusion": False,
             **launch.early(a.device),
         }
+
+
+@cache
+def _shared_bytes(device: torch.device) -> int:
+    """What a program may use: it bounds the stages, which order no sum."""
+    if device.type != "cuda":
+        return SHARED_BYTES
+    most = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 64 * 1024)  # AMD: 64 KiB
+    return min(SHARED_BYTES, int(most))
 
 
 def _ceil(a: int, b: int) -> int:
@@ -224,7 +232,10 @@ def _call_for(
     weights, from_k, n_in,
     BLOCK_K: tl.constexpr, AHEAD: tl.constexpr, LINE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Bring the first AHEAD blocks of k of these rows of the weight into the cache, lines of LINE elements each."""
+    """Bring the first AHEAD blocks of k of these rows of the weight into the cache, lines of LINE elements each.
+
+    Before the wait: nothing is read into the program, so it does not matter who wrote the weight, and when.
+    """
     if EARLY:
         for block in tl.static_range(AHEAD):
             k = from_k + block * BLOCK_K + tl.arange(0, BLOCK_K // LINE) * LINE
@@ -281,11 +292,17 @@ def _product(
 
 
 @triton.jit
+def _load_bias(bias, rows, HAS_BIAS: tl.constexpr):
+    """[BLOCK_N], or nothing that costs anything."""
+    return tl.load(bias + rows) if HAS_BIAS else rows
+
+
+@triton.jit
 def _places(partial, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr):
-    """Where the first part of this program's tile lies in the workspace; and the number of the tile."""
+    """Where the first part of this program's tile lies, n by n as results do; and the number of the tile."""
     tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     first = partial + tile.to(tl.int64) * (SPLIT * BLOCK_N * BLOCK_T)
-    return first + tl.arange(0, BLOCK_N)[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :], tile
+    return first + tl.arange(0, BLOCK_N)[:, None] + tl.arange(0, BLOCK_T)[None, :] * BLOCK_N, tile
 
 
 @triton.jit
@@ -327,8 +344,8 @@ def _begin_kernel(
     let_next_start(EARLY)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
-    by = tl.load(norm + i, mask=i < n, other=0.0).to(tl.float32)
     wait_for_previous(EARLY)
+    by = tl.load(norm + i, mask=i < n, other=0.0).to(tl.float32)
     value = tl.load(x + row * x_stride + i, mask=i < n, other=0.0).to(tl.float32)
     tl.store(scaled + row * n + i, (value * by).to(scaled.dtype.element_ty), mask=i < n)
     tl.store(squares + row, tl.sum(value * value, axis=0))
@@ -356,27 +373,28 @@ def _read_kernel(
     from_k = tl.program_id(1) * per_split
     _call_for(weights, from_k, n_in, BLOCK_K, AHEAD, LINE, EARLY)
     wait_for_previous(EARLY)
+    added = _load_bias(bias, rows, HAS_BIAS)  # what only the end needs is on its way while the product runs
     part = tl.arange(0, PARTS)
     is_part = (part < n_parts)[:, None] & (t < n_rows)[None, :]
-    parts = tl.load(squares + t[None, :] * n_parts + part[:, None], mask=is_part, other=0.0)  # used after the product
+    parts = tl.load(squares + t[None, :] * n_parts + part[:, None], mask=is_part, other=0.0)
     acc = _product(
         a, weights, t, from_k, tl.minimum(from_k + per_split, n_in), n_rows, n_in, a_stride,
         BLOCK_T, BLOCK_N, BLOCK_K, EVEN_K, WIDEN,
     )  # fmt: skip
     if SPLIT == 1:
         _finish_read(
-            acc, parts, rows, t, bias, out, n_rows, n_in, n_out, eps, PARTS, FOLDS, IS_GATED, HAS_BIAS, BLOCK_T, BLOCK_N
+            acc, parts, added, t, out, n_rows, n_in, n_out, eps, PARTS, FOLDS, IS_GATED, HAS_BIAS, BLOCK_T, BLOCK_N
         )
     elif _is_last(acc, partial, arrived, BLOCK_T, BLOCK_N, SPLIT):
         acc = _sum_parts(partial, BLOCK_T, BLOCK_N, SPLIT)
         _finish_read(
-            acc, parts, rows, t, bias, out, n_rows, n_in, n_out, eps, PARTS, FOLDS, IS_GATED, HAS_BIAS, BLOCK_T, BLOCK_N
+            acc, parts, added, t, out, n_rows, n_in, n_out, eps, PARTS, FOLDS, IS_GATED, HAS_BIAS, BLOCK_T, BLOCK_N
         )
 
 
 @triton.jit
 def _finish_read(
-    acc, parts, rows, t, bias, out, n_rows, n_in, n_out, eps,
+    acc, parts, added, t, out, n_rows, n_in, n_out, eps,
     PARTS: tl.constexpr, FOLDS: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -385,7 +403,7 @@ def _finish_read(
     rms = tl.sqrt_rn(total / n_in + eps)
     acc = tl.div_rn(acc, tl.broadcast_to(rms, (BLOCK_N, BLOCK_T)))
     if HAS_BIAS:
-        acc += tl.load(bias + rows).to(tl.float32)[:, None]
+        acc += added.to(tl.float32)[:, None]
     if IS_GATED:
         pairs = tl.permute(tl.reshape(acc, (BLOCK_N // 2, 2, BLOCK_T)), (0, 2, 1))
         gate, up = tl.split(pairs)  # [BLOCK_N / 2, BLOCK_T] each
@@ -410,42 +428,41 @@ def _write_kernel(
     let_next_start(EARLY)
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     n = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Beyond the edge the last row is read again and its result not stored.
-    weights = weight + tl.minimum(n, n_out - 1).to(tl.int64) * weight_stride
+    rows = tl.minimum(n, n_out - 1)  # beyond the edge the last row is read again and its result not stored
+    weights = weight + rows.to(tl.int64) * weight_stride
     from_k = tl.program_id(1) * per_split
     _call_for(weights, from_k, n_in, BLOCK_K, AHEAD, LINE, EARLY)
     wait_for_previous(EARLY)
+    added = _load_bias(bias, rows, HAS_BIAS)  # what only the end needs is on its way while the product runs
+    by = tl.load(norm + n, mask=n < n_out, other=0.0)
+    inside = (n < n_out)[:, None] & (t < n_rows)[None, :]
+    old = tl.load(x + t.to(tl.int64)[None, :] * x_stride + n[:, None], mask=inside, other=0.0)
     acc = _product(
         y, weights, t, from_k, tl.minimum(from_k + per_split, n_in), n_rows, n_in, y_stride,
         BLOCK_T, BLOCK_N, BLOCK_K, EVEN_K, WIDEN,
     )  # fmt: skip
     if SPLIT == 1:
-        _finish_write(
-            acc, n, t, bias, x, norm, out, scaled, squares, n_rows, n_out, x_stride, FOLDS, HAS_BIAS, BLOCK_T, BLOCK_N
-        )
+        _finish_write(acc, old, added, by, n, t, out, scaled, squares, n_rows, n_out, FOLDS, HAS_BIAS, BLOCK_T, BLOCK_N)
     elif _is_last(acc, partial, arrived, BLOCK_T, BLOCK_N, SPLIT):
         acc = _sum_parts(partial, BLOCK_T, BLOCK_N, SPLIT)
-        _finish_write(
-            acc, n, t, bias, x, norm, out, scaled, squares, n_rows, n_out, x_stride, FOLDS, HAS_BIAS, BLOCK_T, BLOCK_N
-        )
+        _finish_write(acc, old, added, by, n, t, out, scaled, squares, n_rows, n_out, FOLDS, HAS_BIAS, BLOCK_T, BLOCK_N)
 
 
 @triton.jit
 def _finish_write(
-    acc, n, t, bias, x, norm, out, scaled, squares, n_rows, n_out, x_stride,
+    acc, old, added, by, n, t, out, scaled, squares, n_rows, n_out,
     FOLDS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """out = x + acc (+ bias), rounded; and of the rounded: times norm, and this tile's sums of squares."""
+    """out = old + acc (+ bias), rounded; and of the rounded: times norm, and this tile's sums of squares."""
+    if HAS_BIAS:
+        acc += added.to(tl.float32)[:, None]
+    new = (old.to(tl.float32) + acc).to(out.dtype.element_ty)
     is_row = (t < n_rows)[None, :]
     inside = (n < n_out)[:, None] & is_row
     rows = t.to(tl.int64)[None, :]
-    old = tl.load(x + rows * x_stride + n[:, None], mask=inside, other=0.0).to(tl.float32)
-    by = tl.load(norm + n, mask=n < n_out, other=0.0).to(tl.float32)[:, None]
-    if HAS_BIAS:
-        acc += tl.load(bias + n, mask=n < n_out, other=0.0).to(tl.float32)[:, None]
-    new = (old + acc).to(out.dtype.element_ty)
     tl.store(out + rows * n_out + n[:, None], new, mask=inside)
     wide = tl.where(inside, new.to(tl.float32), 0.0)
-    tl.store(scaled + rows * n_out + n[:, None], (wide * by).to(scaled.dtype.element_ty), mask=inside)
+    scaled_new = (wide * by.to(tl.float32)[:, None]).to(scaled.dtype.element_ty)
+    tl.store(scaled + rows * n_out + n[:, None], scaled_new, mask=inside)
     total = _sum_columns(wide * wide, BLOCK_N, BLOCK_T, FOLDS)  # [1, BLOCK_T]
     tl.store(squares + rows * tl.num_programs(2) + tl.program_id(2), total, mask=is_row)

@@ -9,7 +9,9 @@ A score and its token travel as one int64 that sorts as they do, ties to the low
     bits    63 ........ 32   31 ........ 0
             ordered score    ~token
 
-so the best of a block is a maximum, and the next one is the maximum of all that are less.
+so the best of many is a maximum, and the next one is the maximum of all that are less. Keys are all different, so the n
+best tokens lie in the n groups of tokens whose best are best: every program leaves the best of each of its groups, and
+one more program for each row finds those n groups, and computes and sorts what they hold.
 """
 
 # Kernels are compiled from their source: Triton has its own annotations, and no types.
@@ -21,9 +23,12 @@ import triton.language as tl
 from torch import Tensor
 
 from saguaro import rng
+from saguaro.kernels.launch import early, let_next_start, wait_for_previous
 
 BLOCK = 2048  # tokens of one program
 N_WARPS = 4  # of that program
+WINDOW = 2048  # tokens that are sorted in the end, or a few more
+PER_COUNTER = tl.constexpr(4)  # tokens whose noise one counter makes
 NOTHING = tl.constexpr(-(2**63))  # less than any key
 DOMAIN = tl.constexpr(rng.DOMAIN)
 
@@ -61,19 +66,32 @@ def rank(
     assert logits.stride(1) == 1, logits.stride()
     assert 1 <= n <= min(n_known, _block), (n, n_known)
     assert n_known <= logits.shape[1], (n_known, logits.shape)
-    n_blocks = triton.cdiv(n_known, _block)
-    best = torch.empty(n_rows, n_blocks * n, dtype=torch.int64, device=logits.device)
+    n_blocks, group = triton.cdiv(n_known, _block), group_of(n, _block)
+    n_groups = n_blocks * (_block // group)
+    best = torch.empty(n_rows, n_groups, dtype=torch.int64, device=logits.device)
     tokens = torch.empty(n_rows, n, dtype=torch.int64, device=logits.device)
     scores = torch.empty(n_rows, n, dtype=torch.float32, device=logits.device)
+    given = (logits, temperature, seeds, positions, best)
+    launch = {"enable_fp_fusion": False, **early(logits.device)}
     _block_kernel[(n_blocks, n_rows)](
-        logits, temperature, seeds, positions, best, n_known, logits.shape[1], logits.stride(0),
-        N=n, BLOCK=_block, num_warps=N_WARPS, enable_fp_fusion=False,
-    )  # fmt: skip
-    width = triton.next_power_of_2(n_blocks * n)
-    _row_kernel[(n_rows,)](
-        best, tokens, scores, n_blocks * n, N=n, WIDTH=width, num_warps=min(16, max(1, width // 512))
+        *given, n_known, logits.shape[1], logits.stride(0), BLOCK=_block, GROUP=group, num_warps=N_WARPS, **launch
     )
+    width, n_pad = triton.next_power_of_2(n_groups), triton.next_power_of_2(n)
+    n_keys = width if n == 1 else max(width, n_pad * group)  # one program's
+    _row_kernel[(n_rows,)](
+        *given, tokens, scores, n_known, n_groups, logits.stride(0),
+        N=n, N_PAD=n_pad, GROUP=group, WIDTH=width, num_warps=min(16, max(1, n_keys // 256)), **launch,
+    )  # fmt: skip
     return tokens, scores
+
+
+def group_of(n: int, block: int = BLOCK) -> int:
+    """Tokens of a group: n groups, rounded up, are a window; the best of a block is all that matters if n is 1.
+
+    >>> group_of(1), group_of(9), group_of(65), group_of(2000)
+    (2048, 128, 16, 4)
+    """
+    return block if n == 1 else min(block, max(4, WINDOW // triton.next_power_of_2(n)))
 
 
 def rank_plain(
@@ -107,12 +125,21 @@ def _gumbel(bits):
 
 
 @triton.jit
-def _noise(seed, position, block, BLOCK: tl.constexpr):
-    """Gumbel noise of tokens block * BLOCK + [0, BLOCK)."""
-    counter = (block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)).to(tl.uint32)
-    a, b, c, d = tl.philox(seed, counter, position.to(tl.uint32), 0, DOMAIN)  # the lanes, [BLOCK / 4] each
-    lanes = tl.join(tl.join(a, c), tl.join(b, d))  # [BLOCK / 4, 2, 2], a, b, c, d when read in order
-    return _gumbel(tl.reshape(lanes, (BLOCK,)))
+def _noise(seed, position, counters):
+    """Gumbel noise of the tokens of counters [n, m]: [n, 4 * m]."""
+    n: tl.constexpr = counters.shape[0]
+    m: tl.constexpr = counters.shape[1]
+    a, b, c, d = tl.philox(seed, counters.to(tl.uint32), position.to(tl.uint32), 0, DOMAIN)  # the lanes, [n, m] each
+    lanes = tl.join(tl.join(a, c), tl.join(b, d))  # [n, m, 2, 2], a, b, c, d when read in order
+    return _gumbel(tl.reshape(lanes, (n, m * PER_COUNTER)))
+
+
+@triton.jit
+def _warm(scores, heat, seed, position, groups):
+    """The scores [n, GROUP] of groups of tokens at a temperature above 0."""
+    PER_GROUP: tl.constexpr = scores.shape[1] // PER_COUNTER
+    counters = (groups * PER_GROUP)[:, None] + tl.arange(0, PER_GROUP)[None]
+    return tl.div_rn(scores, tl.zeros_like(scores) + heat) + _noise(seed, position, counters)
 
 
 @triton.jit
@@ -126,24 +153,22 @@ def _keys(scores, tokens):
 @triton.jit
 def _block_kernel(
     logits, temperature, seeds, positions, best, n_known, n_columns, stride,
-    N: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program: the N best keys of one block of one row, to best [L, n_blocks, N]."""
+    """One program: the best key of each group of one block of one row, to best [L, n_groups]."""
+    let_next_start(EARLY)
+    N: tl.constexpr = BLOCK // GROUP
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    token = block * BLOCK + tl.arange(0, BLOCK)
+    groups = block * N + tl.arange(0, N)
+    token = groups[:, None] * GROUP + tl.arange(0, GROUP)[None]
+    wait_for_previous(EARLY)
     # Masked at the row's end, a rounder number than n_known, a thread's four neighbours are one load.
     scores = tl.load(logits + row * stride + token, mask=token < n_columns, other=0.0)
     heat = tl.load(temperature + row)
     if heat > 0:
-        noise = _noise(tl.load(seeds + row), tl.load(positions + row), block, BLOCK)
-        scores = tl.div_rn(scores, tl.zeros_like(scores) + heat) + noise
+        scores = _warm(scores, heat, tl.load(seeds + row), tl.load(positions + row), groups)
     keys = tl.where(token < n_known, _keys(scores, token), NOTHING)
-    to = best + (row * tl.num_programs(0) + block) * N
-    last = tl.max(keys, axis=0)
-    tl.store(to, last)
-    for i in range(1, N):
-        last = tl.max(tl.where(keys < last, keys, NOTHING), axis=0)
-        tl.store(to + i, last)
+    tl.store(best + row * tl.num_programs(0) * N + groups, tl.max(keys, axis=1))
 
 
 @triton.jit
@@ -156,12 +181,31 @@ def _store_key(key, token, score):
 
 
 @triton.jit
-def _row_kernel(best, tokens, scores, n_keys, N: tl.constexpr, WIDTH: tl.constexpr):
+def _row_kernel(
+    logits, temperature, seeds, positions, best, tokens, scores, n_known, n_groups, stride,
+    N: tl.constexpr, N_PAD: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """One program: the N best keys of one row."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, WIDTH)
-    keys = tl.load(best + row * n_keys + at, mask=at < n_keys, other=NOTHING)
+    let_next_start(EARLY)
+    row, at = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    wait_for_previous(EARLY)
+    keys = tl.load(best + row * n_groups + at, mask=at < n_groups, other=NOTHING)
     last = tl.max(keys, axis=0)
+    if N > 1:
+        groups = tl.full([N_PAD], -1, tl.int32)  # there may be fewer
+        for i in range(N):
+            group = (0x7FFFFFFF - (last & 0x7FFFFFFF)).to(tl.int32) // GROUP
+            groups = tl.where((tl.arange(0, N_PAD) == i) & (last != NOTHING), group, groups)
+            if i + 1 < N:
+                last = tl.max(tl.where(keys < last, keys, NOTHING), axis=0)
+        token = groups[:, None] * GROUP + tl.arange(0, GROUP)[None]
+        is_known = (groups >= 0)[:, None] & (token < n_known)
+        found = tl.load(logits + row * stride + token, mask=is_known, other=0.0)
+        heat = tl.load(temperature + row)
+        if heat > 0:
+            found = _warm(found, heat, tl.load(seeds + row), tl.load(positions + row), groups)
+        keys = tl.reshape(tl.where(is_known, _keys(found, token), NOTHING), (N_PAD * GROUP,))
+        last = tl.max(keys, axis=0)
     _store_key(last, tokens + row * N, scores + row * N)
     for i in range(1, N):
         last = tl.max(tl.where(keys < last, keys, NOTHING), axis=0)

@@ -33,7 +33,7 @@ def test_a_list_that_is_changed_in_place_is_seen() -> None:
 def test_nothing_is_sent_where_nothing_changed() -> None:
     tables = PageTables(2, longest=16, page_size=4, device=torch.device("cpu"))
     sent: list[int] = []
-    tables._mirror.send = sent.append  # type: ignore[method-assign]
+    tables._mirror.send = sent.append  # type: ignore[assignment,method-assign]
     tables.write([(0, [1, 2]), (1, [3])])
     tables.write([(0, [1, 2]), (1, [3])])
     assert len(sent) == 1

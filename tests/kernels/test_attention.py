@@ -14,7 +14,8 @@ from saguaro.engine.attention import causal_mask, slots_of
 
 pytest.importorskip("triton")
 
-from saguaro.kernels.attention import attend, attend_plain, tile_of
+from saguaro.kernels.attention import SPLIT as ATTENTION_SPLIT
+from saguaro.kernels.attention import attend, attend_plain, counters, shares, tile_of
 from saguaro.kernels.branches import attend_branches, attend_branches_plain
 from saguaro.kernels.branches import tile_of as tile_of_branches
 
@@ -44,6 +45,12 @@ SHAPES = [
     Shape(1, 5, 32, 16, BF16),
     Shape(1, 4, 128, 16, BF16),
     Shape(1, 8, 64, 4, BF16),
+]
+ODD_SHAPES = [  # widths that are no power of two, or less than a product of matrices has
+    Shape(2, 2, 24, 16, BF16),
+    Shape(1, 3, 80, 4, FP32),
+    Shape(1, 4, 96, 16, BF16),
+    Shape(2, 1, 8, 4, FP32),
 ]
 
 
@@ -144,6 +151,67 @@ def test_attend(shape: Shape, lengths: list[int], counts: list[int]) -> None:
     _assert_close(out, torch.cat(exact), shape.dtype)
 
 
+@pytest.mark.parametrize("shape", ODD_SHAPES, ids=str)
+def test_odd_widths(shape: Shape) -> None:
+    """Columns that pad a tile are not loaded: what lies there belongs to another head, or to nobody."""
+    texts = Texts(shape, [130, 20])
+    q = texts.queries(4)
+    call = (q, texts.memory, texts.pages, _starts([3, 1]), _int32([130, 20]), shape.page_size)
+    out = attend(*call, 3, 130, split=SPLIT)
+    _assert_close(out, attend_plain(*call, 3, 130), shape.dtype)
+    assert torch.equal(attend(*call, 40, 130, split=SPLIT), out)  # all splits in one program
+    _, branch_call = _branch_call(shape, [[70, 72], [5, 6]], 2, 3)
+    _assert_close(attend_branches(*branch_call, 72, split=SPLIT), attend_branches_plain(*branch_call, 72), shape.dtype)
+
+
+class TestCounters:
+    """Programs that share a tile's splits count them; the last of them leaves its counter as it was."""
+
+    def test_many_calls_share_them(self) -> None:
+        """Lengths with one split, several and none, in turn: what a call leaves does not disturb the next."""
+        shape, arrived = SHAPES[3], counters(DEVICE)
+        texts = Texts(shape, [200, 64, 130])
+        q, starts = texts.queries(5), _starts([2, 1, 2])
+        for lengths in ([200, 64, 130], [64, 1, 65], [2, 64, 0], [129, 3, 130]):
+            call = (q, texts.memory, texts.pages, starts, _int32(lengths), shape.page_size, 2, 256)
+            out = attend(*call, split=SPLIT, arrived=arrived)
+            _assert_close(out, attend_plain(*call), shape.dtype)
+            assert not arrived.any()
+
+    def test_branches_share_them_too(self) -> None:
+        shape, arrived = SHAPES[3], counters(DEVICE)
+        for forks in ([[150, 146], [0, 0]], [[3, 4], [64, 65]], [[64, 64], [128, 1]]):
+            _, call = _branch_call(shape, forks, 2, 3)
+            out = attend_branches(*call, 200, split=SPLIT, arrived=arrived)
+            _assert_close(out, attend_branches_plain(*call, 200), shape.dtype)
+            assert not arrived.any()
+
+    @pytest.mark.parametrize("n_programs", [1, 4])
+    def test_any_number_of_programs_computes_the_same_bits(self, n_programs: int) -> None:
+        shape = SHAPES[1]
+        texts = Texts(shape, [300, 130])
+        call = (texts.queries(3), texts.memory, texts.pages, _starts([2, 1]), _int32([300, 130]), shape.page_size, 2)
+        out = attend(*call, 300, split=SPLIT, _n_programs=n_programs)
+        assert torch.equal(out, attend(*call, 300, split=SPLIT))
+        _, forked = _branch_call(shape, [[300, 290], [70, 80]], 1, 1)
+        out = attend_branches(*forked, 300, split=SPLIT, _n_programs=n_programs)
+        assert torch.equal(out, attend_branches(*forked, 300, split=SPLIT))
+
+    def test_they_must_be_enough(self) -> None:
+        shape = SHAPES[2]
+        texts = Texts(shape, [70])
+        call = (texts.queries(1), texts.memory, texts.pages, _starts([1]), _int32([70]), shape.page_size, 1, 70)
+        with pytest.raises(AssertionError):
+            attend(*call, split=SPLIT, arrived=torch.zeros(1, dtype=torch.int32, device=DEVICE))
+
+
+def test_no_program_is_without_splits_and_many_tiles_are_not_shared() -> None:
+    for n_tiles in (1, 3, 8, 100, 255, 256, 4000):
+        for n_splits in (1, 2, 32):
+            assert 1 <= shares(n_tiles, n_splits, 512) <= n_splits
+    assert shares(4000, 32, 10**6) == 1
+
+
 def test_the_twin_attends_as_the_engine_does() -> None:
     shape, length, n = Shape(2, 3, 16, 4, FP32), 29, 6
     texts = Texts(shape, [length])
@@ -222,10 +290,11 @@ def test_a_captured_call_takes_other_lengths() -> None:
     texts = Texts(shape, [130, 67, 9])
     q, starts, lengths = texts.queries(6), _starts([3, 1, 2]), _int32([130, 67, 9])
     call = (q, texts.memory, texts.pages, starts, lengths, shape.page_size, 4, 300)
-    attend(*call)  # compiles
+    arrived = counters(DEVICE)
+    attend(*call, arrived=arrived)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = attend(*call)
+        out = attend(*call, arrived=arrived)
     for values in ([130, 67, 9], [100, 3, 0], [5, 60, 2]):
         lengths.copy_(_int32(values))
         graph.replay()
@@ -233,12 +302,14 @@ def test_a_captured_call_takes_other_lengths() -> None:
         _assert_close(out, attend_plain(*call), shape.dtype)
 
 
-def test_a_tile_holds_any_group_and_fits_the_matrix_units() -> None:
+@pytest.mark.parametrize("d", [8, 64, 80, 128, 256])
+def test_a_tile_holds_any_group_and_fits_the_matrix_units(d: int) -> None:
     for dtype in (BF16, FP32):
         for group in (1, 2, 3, 4, 5, 8, 16, 71):
-            for tile in (tile_of(group, dtype), *(tile_of_branches(m, group, dtype) for m in (1, 2, 24, 64))):
+            for tile in (tile_of(group, d, dtype), *(tile_of_branches(m, group, d, dtype) for m in (1, 2, 24, 64))):
                 assert tile.block_m >= max(16, group)
                 assert tile.block_n >= 16
+                assert ATTENTION_SPLIT % tile.block_n == 0
                 assert tile.block_m & (tile.block_m - 1) == 0
 
 

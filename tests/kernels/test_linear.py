@@ -1,4 +1,4 @@
-"""The fused products against float64 and their twins, and row by row the same bits whatever the number of rows."""
+"""The fused products against float64 and their twin, and row by row the same bits whatever the number of rows."""
 
 import math
 from collections.abc import Callable
@@ -10,14 +10,21 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from saguaro.kernels import linear
-from saguaro.kernels.linear import Config, add_product, config, counters, gated_product, normed_product
+from saguaro.kernels.linear import Config, Scaled, TritonProducts, config
+from saguaro.model.transformer import TORCH, Stream
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Of the largest result: the rounding of x * norm and of the result, or of sums of some hundred terms.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 EPS = 1e-5
-SPLIT = Config(block_n=16, block_k=32, split=3, warps=4, stages=2)
+SPLIT = Config(block_n=16, block_k=32, split=3, warps=4, stages=2, ahead=1)
+WHOLE = SPLIT._replace(split=1, ahead=9)
+
+
+def products(cut: Config | None) -> TritonProducts:
+    """Products cut as in use, or as told."""
+    return TritonProducts(DEVICE, config if cut is None else lambda n_in, n_out, dtype: cut)
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -31,110 +38,153 @@ def weight_of(n_in: int, n_out: int, dtype: torch.dtype) -> Tensor:
     return (values(n_out, n_in, seed=1) / math.sqrt(n_in)).to(dtype).t()
 
 
+def norm_of(n: int, dtype: torch.dtype) -> Tensor:
+    return values(n, dtype=dtype, seed=2).abs() + 0.5
+
+
+def wide(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.double()
+
+
+def normed(stream: Stream) -> Tensor:
+    """norm(x), as a reader of the stream computes it, in float64."""
+    scaled: Scaled = stream.read
+    mean = scaled.squares.double().sum(1, keepdim=True) / scaled.x_scaled.shape[1]
+    return scaled.x_scaled.double() / (mean + scaled.eps).sqrt()
+
+
 def close(result: Tensor, exact: Tensor, dtype: torch.dtype) -> bool:
     return float((result - exact).abs().max()) <= TOLERANCE[dtype] * float(exact.abs().max())
 
 
+@pytest.mark.parametrize("cut", [None, SPLIT, WHOLE])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n_rows", "n_in", "n_out"), [(1, 32, 100), (5, 256, 64), (17, 100, 34), (64, 256, 32)])
-def test_products_are_close_to_float64(n_rows: int, n_in: int, n_out: int, dtype: torch.dtype, has_bias: bool) -> None:
-    x, weight = values(n_rows, n_in, dtype=dtype), weight_of(n_in, n_out, dtype)
-    norm = values(n_in, dtype=dtype, seed=2).abs() + 0.5
+@pytest.mark.parametrize(("n_rows", "n_in", "n_out"), [(1, 32, 100), (5, 256, 64), (17, 100, 34), (70, 96, 32)])
+def test_close_to_float64(
+    n_rows: int, n_in: int, n_out: int, dtype: torch.dtype, has_bias: bool, cut: Config | None
+) -> None:
+    by, weight = products(cut), weight_of(n_in, n_out, dtype)
+    x, norm, y = values(n_rows, n_in, dtype=dtype), norm_of(n_in, dtype), values(n_rows, n_in, dtype=dtype, seed=6)
     bias = values(n_out, dtype=dtype, seed=3) if has_bias else None
-    stream = values(n_rows, n_out, dtype=dtype, seed=4)
-    bias_wide = None if bias is None else bias.double()
-    exact = linear.normed_product_plain(x.double(), norm.double(), EPS, weight.double(), bias_wide)
-    assert close(normed_product(x, norm, EPS, weight, bias), exact, dtype)
-    exact = linear.gated_product_plain(x.double(), norm.double(), EPS, weight.double(), bias_wide)
-    assert close(gated_product(x, norm, EPS, weight, bias), exact, dtype)
-    exact = linear.add_product_plain(stream.double(), x.double(), weight.double(), bias_wide)
-    assert close(add_product(stream, x, weight, bias), exact, dtype)
-    assert close(add_product(stream, x, weight, bias, _config=SPLIT), exact, dtype)
+    stream, exact = by.begin(x, norm, EPS), TORCH.begin(x.double(), norm.double(), EPS)
+    assert close(normed(stream), exact.read, dtype)
+    result = by.read(stream, weight, bias, dtype)
+    assert result.dtype == dtype
+    assert close(result, TORCH.read(exact, weight.double(), wide(bias), torch.float64), dtype)
+    assert close(by.read_gated(stream, weight, bias), TORCH.read_gated(exact, weight.double(), wide(bias)), dtype)
+    old, after = values(n_rows, n_out, dtype=dtype, seed=4), norm_of(n_out, dtype)
+    written = by.write(Stream(old, None), y, weight, bias, after, EPS)
+    sums = TORCH.write(Stream(old.double(), None), y.double(), weight.double(), wide(bias), after.double(), EPS)
+    assert close(written.x, sums.x, dtype)
+    assert close(normed(written), sums.read, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_written_stream_is_read_as_one_that_begins(dtype: torch.dtype) -> None:
+    """What is left beside x is of the x that is left: rounded, not the sum before."""
+    by, weight, norm = products(SPLIT), weight_of(96, 72, dtype), norm_of(72, dtype)
+    written = by.write(Stream(values(5, 72, dtype=dtype), None), values(5, 96, dtype=dtype), weight, None, norm, EPS)
+    again = by.begin(written.x, norm, EPS)
+    assert torch.equal(written.read.x_scaled, again.read.x_scaled)
+    assert torch.allclose(written.read.squares.sum(1), again.read.squares.sum(1), rtol=1e-6)
+    weight = weight_of(72, 40, dtype)
+    assert close(by.read(written, weight, None, dtype), by.read(again, weight, None, dtype), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_wide_result(dtype: torch.dtype) -> None:
     """The head writes float32: not rounded to the weight's dtype first."""
     x, norm, weight = values(3, 64, dtype=dtype), torch.ones(64, dtype=dtype, device=DEVICE), weight_of(64, 50, dtype)
-    logits = normed_product(x, norm, EPS, weight, None, torch.float32)
-    exact = linear.normed_product_plain(x.double(), norm.double(), EPS, weight.double(), None)
+    by = products(None)
+    logits = by.read(by.begin(x, norm, EPS), weight, None, torch.float32)
+    exact = TORCH.read(TORCH.begin(x.double(), norm.double(), EPS), weight.double(), None, torch.float64)
     assert logits.dtype == torch.float32
     assert close(logits, exact, torch.float32)
 
 
-Product = Callable[[Tensor, Tensor], Tensor]  # rows of the input, rows of the stream
+Product = Callable[[Tensor, Tensor], list[Tensor]]  # rows of the input, rows of the stream
 
 
-def products(dtype: torch.dtype, n_in: int, n_out: int) -> dict[str, Product]:
-    """Each product as a function of its rows."""
-    norm, weight, bias = (
-        values(n_in, dtype=dtype, seed=2).abs(),
-        weight_of(n_in, n_out, dtype),
-        values(n_out, dtype=dtype),
-    )
-    return {
-        "normed": lambda x, stream: normed_product(x, norm, EPS, weight, bias, torch.float32),
-        "gated": lambda x, stream: gated_product(x, norm, EPS, weight, bias),
-        "add": lambda x, stream: add_product(stream, x, weight, bias),
-        "split": lambda x, stream: add_product(stream, x, weight, bias, _config=SPLIT),
-        "last": lambda x, stream: add_product(stream, x, weight, bias, counters(DEVICE), _config=SPLIT),
-    }
+def product_of(kind: str, cut: Config | None, dtype: torch.dtype, n_in: int, n_out: int) -> Product:
+    """A product as a function of its rows: all that it leaves."""
+    by, weight, bias = products(cut), weight_of(n_in, n_out, dtype), values(n_out, dtype=dtype)
+
+    def product(y: Tensor, x: Tensor) -> list[Tensor]:
+        begun = by.begin(y, norm_of(n_in, dtype), EPS)
+        if kind == "read":
+            return [begun.read.x_scaled, begun.read.squares, by.read(begun, weight, bias, torch.float32)]
+        if kind == "gated":
+            return [by.read_gated(begun, weight, bias)]
+        written = by.write(Stream(x, None), y, weight, bias, norm_of(n_out, dtype), EPS)
+        again = by.read(written, weight_of(n_out, 40, dtype), None, torch.float32)  # of several sums of squares
+        return [written.x, written.read.x_scaled, written.read.squares, again]
+
+    return product
 
 
-@pytest.mark.parametrize("name", ["normed", "gated", "add", "split", "last"])
+@pytest.mark.parametrize("cut", [None, SPLIT])
+@pytest.mark.parametrize("kind", ["read", "gated", "write"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype, name: str) -> None:
+def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype, kind: str, cut: Config | None) -> None:
     n_in, n_out = (72, 40) if DEVICE.type == "cpu" else (1064, 1000)
-    product = products(dtype, n_in, n_out)[name]
-    x, stream = values(64, n_in, dtype=dtype, seed=5), values(64, n_out, dtype=dtype, seed=6)
+    product = product_of(kind, cut, dtype, n_in, n_out)
+    y, x = values(256, n_in, dtype=dtype, seed=5), values(256, n_out, dtype=dtype, seed=6)
     # The interpreter's dot is numpy's, which adds up in another order for another width: compare equal widths there.
-    groups = [(64, 33), (16, 7, 1)] if DEVICE.type == "cpu" else [(64, 33, 32, 17, 16, 7, 1)]
+    groups = [(70, 33), (16, 1)] if DEVICE.type == "cpu" else [(256, 224, 65, 64, 33, 32, 17, 16, 7, 1)]
     for most, *fewer in groups:
-        together = product(x[:most], stream[:most])
+        together = product(y[:most], x[:most])
         for n in fewer:
-            assert torch.equal(product(x[:n], stream[:n]), together[:n])
-            assert torch.equal(product(x[most - n : most], stream[most - n : most]), together[-n:])
+            first, last = product(y[:n], x[:n]), product(y[most - n : most], x[most - n : most])
+            for one, begins, ends in zip(together, first, last, strict=True):
+                assert torch.equal(begins, one[:n])
+                assert torch.equal(ends, one[-n:])
 
 
 @pytest.mark.parametrize("n_in", [32, 64, 65, 96, 200])
-def test_the_last_arriver_adds_up_as_the_second_kernel_does(n_in: int) -> None:
-    """The same bits, and counters that are zero again; also where k is too short for every part to have some."""
-    x, y, weight = values(5, 40), values(5, n_in, seed=1), weight_of(n_in, 40, torch.float32)
-    arrived = counters(DEVICE)
-    expected = add_product(x, y, weight, None, _config=SPLIT)
-    for _ in range(3):
-        assert torch.equal(add_product(x, y, weight, None, arrived, _config=SPLIT), expected)
-        assert not arrived.any()
-    assert close(expected, x.double() + y.double() @ weight.double(), torch.float32)
+def test_counters_serve_again(n_in: int) -> None:
+    """The same bits from call to call, also where k is too short for every part to have some."""
+    by, weight, norm = products(SPLIT), weight_of(n_in, 40, torch.float32), norm_of(40, torch.float32)
+    x, y = values(5, 40), values(5, n_in, seed=1)
+    results = [by.write(Stream(x, None), y, weight, None, norm, EPS) for _ in range(3)]
+    stream = by.begin(y, norm_of(n_in, torch.float32), EPS)
+    gated = [by.read_gated(stream, weight, None) for _ in range(3)]
+    for written, one in zip(results, gated, strict=True):
+        assert torch.equal(written.x, results[0].x)
+        assert torch.equal(written.read.squares, results[0].read.squares)
+        assert torch.equal(one, gated[0])
+    assert close(results[0].x, x.double() + y.double() @ weight.double(), torch.float32)
 
 
 def test_inputs_may_be_views_and_stay_as_they_are() -> None:
-    wider, stream = values(4, 300), values(4, 90, seed=1)
-    y, x, weight = wider[:, 40:140], stream[:, 7:47], weight_of(100, 40, torch.float32)
+    wider, stream, weight = values(4, 300), values(4, 90, seed=1), weight_of(100, 40, torch.float32)
+    y, x = wider[:, 40:140], stream[:, 7:47]
     before = stream.clone()
-    result = add_product(x, y, weight, None)
-    assert close(result, x.double() + y.double() @ weight.double(), torch.float32)
+    by = products(None)
+    result = by.write(Stream(x, None), y, weight, None, norm_of(40, torch.float32), EPS)
+    assert close(result.x, x.double() + y.double() @ weight.double(), torch.float32)
     assert torch.equal(stream, before)
+    begun = by.begin(y, norm_of(100, torch.float32), EPS)
+    assert close(normed(begun), TORCH.begin(y.double(), norm_of(100, torch.float64), EPS).read, torch.float32)
 
 
-def test_many_rows_take_the_plain_way() -> None:
+def test_many_rows_are_torchs() -> None:
     n = linear.MAX_ROWS + 1
-    x, norm, weight = values(n, 32), torch.ones(32, device=DEVICE), weight_of(32, 48, torch.float32)
-    stream = values(n, 48)
-    assert torch.equal(
-        normed_product(x, norm, EPS, weight, None), linear.normed_product_plain(x, norm, EPS, weight, None)
-    )
-    assert torch.equal(
-        gated_product(x, norm, EPS, weight, None), linear.gated_product_plain(x, norm, EPS, weight, None)
-    )
-    assert torch.equal(add_product(stream, x, weight, None), linear.add_product_plain(stream, x, weight, None))
+    by, x, norm, weight = products(None), values(n, 32), norm_of(32, torch.float32), weight_of(32, 48, torch.float32)
+    after, old = norm_of(48, torch.float32), Stream(values(n, 48), None)
+    stream, expected = by.begin(x, norm, EPS), TORCH.begin(x, norm, EPS)
+    read = by.read(stream, weight, None, torch.float32)
+    assert torch.equal(read, TORCH.read(expected, weight, None, torch.float32))
+    assert torch.equal(by.read_gated(stream, weight, None), TORCH.read_gated(expected, weight, None))
+    written = by.write(old, x, weight, None, after, EPS)
+    assert torch.equal(written.x, TORCH.write(old, x, weight, None, after, EPS).x)
+    assert by.read(written, weight_of(48, 16, torch.float32), None, torch.float32).shape == (n, 16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n_in", "n_out"), [(32, 100), (3072, 1024), (25600, 5120), (8192, 5120)])
+@pytest.mark.parametrize(("n_in", "n_out"), [(32, 100), (3072, 1024), (25600, 5120), (8192, 5120), (5120, 151936)])
 def test_every_part_has_something_to_do(n_in: int, n_out: int, dtype: torch.dtype) -> None:
-    cut = config(n_in, n_out, dtype, may_split=True)
+    cut = config(n_in, n_out, dtype)
     assert 1 <= cut.split <= max(1, n_in // cut.block_k)
-    assert config(n_in, n_out, dtype).split == 1
-    assert n_out <= cut.block_n * linear.N_COUNTERS
+    row_tiles = linear.MAX_ROWS // linear.ROW_TILE
+    assert cut.split == 1 or n_out * row_tiles <= cut.block_n * linear.N_COUNTERS

@@ -47,6 +47,17 @@ def test_rank_is_the_twins(n_vocab: int, n: int) -> None:
     assert torch.equal(tokens[:, 0], sample.choose(*given, n_vocab))
 
 
+def test_the_best_may_lie_side_by_side_or_far_apart() -> None:
+    """All in one group of tokens, one in each of many, and both."""
+    n_vocab, n = 6000, 9
+    logits, rules = split(rows(3, n_vocab, (0.0, 1.0)))
+    logits[0, 130 : 130 + n] += 50
+    logits[1, torch.arange(n) * 600 + 7] += 50
+    logits[2, [0, 1, 2, 3, 2047, 2048, 4096, 5998, 5999]] += 50
+    tokens, _ = sample.rank(logits, *rules, n_vocab, n)
+    assert torch.equal(tokens, sample.rank_plain(logits, *rules, n_vocab, n)[0])
+
+
 def test_noise_is_that_of_rng() -> None:
     """Equal logits at temperature 1: the scores are the noise itself, of every token, the largest seed included."""
     n_vocab = 99
