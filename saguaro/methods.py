@@ -16,6 +16,7 @@ from saguaro.draft.ngram import Ngram
 from saguaro.draft.planner import make_planner
 from saguaro.draft.random import RandomTokens
 from saguaro.draft.rows import Proposer
+from saguaro.engine.graphs import bucket
 from saguaro.engine.kv import KVPlan
 from saguaro.engine.sampler import Sampler
 from saguaro.errors import ConfigError
@@ -79,11 +80,11 @@ def draft_side(config: DraftConfig, model: Transformer | None, kernels: Kernels 
     """The draft's side of a method, with its model where one drafts; with kernels, what can be captured is."""
     drafter: Drafter = NoModel()
     primary: Proposer = Nobody()
-    planner = make_planner(config.planner)
+    is_plain = kernels is not None and config.verification == "shared" and config.cut == 0
+    planner = make_planner(config.planner, kernels.joint if kernels and is_plain else None, bucket(config.max_rows))
     if model is not None:
         drafter = primary = eager = _model_drafter(config, model, kernels)
-        can_capture = config.verification == "shared" and config.cut == 0 and (planner is None or planner.is_fixed)
-        if kernels is not None and can_capture:
+        if kernels is not None and is_plain and (planner is None or planner.is_fixed):
             drafter = primary = _graph_drafter(config, model, eager, kernels)
     sizes = {"lookahead": config.lookahead, "budget": config.budget, "n_vocab": config.n_vocab}
     return DraftSide(drafter, planner, _fallback(config, primary), **sizes)

@@ -72,7 +72,7 @@ class JointKernel(Protocol):
 
 
 def make_planner(name: str, joint: JointKernel | None = None, n_rows: int = 0) -> Planner | None:
-    """The planner of a method; None plans nothing. See Joint for its kernel and n_rows.
+    """The planner of a method; None plans nothing. n_rows: room from the start, since what is captured cannot grow.
 
     >>> make_planner("nothing") is None, make_planner("joint")
     (True, Joint())
@@ -85,7 +85,7 @@ def make_planner(name: str, joint: JointKernel | None = None, n_rows: int = 0) -
         case "branch":
             return Last(None)
         case "uniform" | "geometric" | "general":
-            return FanOut(name)
+            return FanOut(name, n_rows)
         case "joint":
             return Joint(joint, n_rows)
     raise ConfigError(
@@ -121,9 +121,9 @@ class FanOut:
     STRENGTH = 8.0  # rounds that this belief is worth
     WINDOW, REFIT = 2000, 32  # rounds remembered of either kind; rounds between two fits
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, n_rows: int = 0) -> None:
         self._kind: Kind = kind
-        self._waiting = _Waiting()
+        self._waiting = _Waiting(n_rows)
         self._rounds: tuple[deque[_Round], deque[_Round]] = (deque(maxlen=self.WINDOW), deque(maxlen=self.WINDOW))
         self._n_new = 0
         self._shape = (-1, -1, -1)  # K, C and M of the lists
@@ -221,7 +221,7 @@ class Joint:
     is_fixed = True
 
     def __init__(self, kernel: JointKernel | None = None, n_rows: int = 0) -> None:
-        """A kernel does the work, if there is one. n_rows: room from the start, since what is captured cannot grow."""
+        """A kernel does the work, if there is one."""
         self._kernel = kernel
         self._waiting = _Waiting(n_rows)
         self._bins = _Bins()

@@ -34,7 +34,10 @@ class Graphs:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        # Kernels keep the priority of the stream they are captured on; the default stream cannot be captured on.
+        current = torch.cuda.current_stream()
+        stream = None if current == torch.cuda.default_stream() else current
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             function()
         return graph
 

@@ -15,7 +15,7 @@ from saguaro.kernels.bundle import Kernels
 from saguaro.model.transformer import Turn
 
 MAX_SPLITS = 32
-LEAST_SPLIT = 256  # keys
+LEAST_SPLIT = 128  # keys
 
 
 @dataclass(frozen=True)

@@ -52,11 +52,8 @@ class Tile(NamedTuple):
     n_stages: int  # steps of the loop over a split's key blocks in flight: changes no bit
 
 
-TILES = {  # by heads that share a key head, at most: eight queries fit a tile
-    2: Tile(16, 128, 4, 2),
-    4: Tile(32, 128, 8, 2),
-    8: Tile(64, 128, 8, 2),
-}
+# A split's keys are one block, all in flight at once; few rows, so that what is merged is little (bench/attention.py).
+TILE = Tile(16, 128, 4, 1)
 # Exact fp32 products have no tensor cores: every thread holds whole rows, so the tile is small.
 EXACT_TILE = Tile(16, 16, 4, 1)
 
@@ -65,10 +62,9 @@ def tile_of(group: int, d: int, dtype: torch.dtype, split: int = SPLIT) -> Tile:
     """The tile of a model: it must not depend on the batch.
 
     >>> [tile_of(group, 128, torch.bfloat16).block_m for group in (1, 2, 3, 8, 71)]
-    [16, 16, 32, 64, 128]
+    [16, 16, 16, 16, 128]
     """
-    fitting = next((tile for most, tile in TILES.items() if group <= most), TILES[8])
-    tile = EXACT_TILE if dtype == torch.float32 else fitting
+    tile = EXACT_TILE if dtype == torch.float32 else TILE
     return tile._replace(block_m=max(tile.block_m, power_of_two(group)), block_n=keys_of(tile.block_n, d, split))
 
 

@@ -53,6 +53,12 @@ from saguaro.kernels.launch import early, let_next_start, wait_for_previous
 
 MOST_ROWS = 128  # of a tile: beyond them a row's branches are cut into several tiles
 OWN_BLOCK = 64  # own tokens of a tile's branches at a time, at most: there are few
+TILES = {  # by rows (bench/attention.py)
+    16: Tile(16, 128, 4, 1),
+    32: Tile(32, 128, 4, 1),
+    64: Tile(64, 128, 4, 1),
+    128: Tile(128, 64, 8, 3),
+}
 
 
 def tile_of(n_branches: int, group: int, d: int, dtype: torch.dtype, split: int = SPLIT) -> Tile:
@@ -61,8 +67,8 @@ def tile_of(n_branches: int, group: int, d: int, dtype: torch.dtype, split: int 
     if dtype == torch.float32:  # exact products have no tensor cores: every thread holds whole rows
         return EXACT_TILE._replace(block_m=max(16, least))
     block_m = min(max(16, power_of_two(n_branches * group)), max(MOST_ROWS, least))
-    block_n = keys_of(128 if block_m <= 64 else 64, d, split)
-    return Tile(block_m, block_n, 4 if block_m == 16 else 8, 2)
+    tile = TILES[min(block_m, MOST_ROWS)]
+    return tile._replace(block_m=block_m, block_n=keys_of(tile.block_n, d, split))
 
 
 def attend_branches(

@@ -6,6 +6,7 @@ Two bundles may work at the same time; one may not, on two streams.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ class Kernels:
     choose: Callable[..., Tensor]
     rank: Callable[..., tuple[Tensor, Tensor]]
     products: Products
+    joint: Any = None  # draft.planner's JointKernel; None: plain torch
 
 
 def kernels_for(device: torch.device) -> Kernels | None:
@@ -35,7 +37,7 @@ def kernels_for(device: torch.device) -> Kernels | None:
 def triton_kernels(device: torch.device) -> Kernels:
     """A bundle for one stream of this device."""
     try:
-        from saguaro.kernels import adopt, attention, branches, linear, rotary, sample
+        from saguaro.kernels import adopt, attention, branches, linear, plan, rotary, sample
     except ImportError as e:
         raise ConfigError(
             f"device is {device}, whose kernels need Triton, and it is not there ({e}); install triton, or set "
@@ -50,6 +52,7 @@ def triton_kernels(device: torch.device) -> Kernels:
         sample.choose,
         sample.rank,
         linear.TritonProducts(device),
+        plan.TritonJoint(),
     )
 
 

@@ -31,7 +31,7 @@ from saguaro.kernels import launch
 from saguaro.kernels.launch import let_next_start, wait_for_previous
 from saguaro.model.transformer import TORCH, Stream
 
-MAX_ROWS = 256  # above it torch takes over: many rows are bound by arithmetic
+MAX_ROWS = 64  # above it torch takes over: many rows are bound by arithmetic
 LEAST_ROWS = 16  # the narrowest right operand
 ROW_TILE = 64  # the widest: further rows are further programs, and find the weight in the cache
 N_COUNTERS = 4096  # tiles a product with a shared k may have
@@ -59,16 +59,19 @@ def config(n_in: int, n_out: int, dtype: torch.dtype) -> Config:
     """The configuration of a weight.
 
     >>> config(5120, 51200, torch.bfloat16), config(25600, 5120, torch.bfloat16).split
-    (Config(block_n=128, block_k=128, split=1, warps=8, stages=3, ahead=2), 4)
+    (Config(block_n=128, block_k=128, split=1, warps=8, stages=3, ahead=0), 4)
     """
     if dtype == torch.float32:  # no tensor cores: operands live in registers
-        cut = Config(block_n=32, block_k=32, split=1, warps=4, stages=2, ahead=4)
+        cut = Config(block_n=32, block_k=32, split=1, warps=4, stages=2, ahead=0)
     elif 128 * N_PROGRAMS <= n_out < 512 * N_PROGRAMS:
-        cut = Config(block_n=128, block_k=128, split=1, warps=8, stages=3, ahead=2)
+        return Config(block_n=128, block_k=128, split=1, warps=8, stages=3, ahead=0)
+    elif 32 * N_PROGRAMS <= n_out < 512 * N_PROGRAMS:
+        return Config(block_n=64, block_k=64, split=1, warps=4, stages=6, ahead=0)
     else:
-        cut = Config(block_n=64, block_k=128, split=1, warps=4, stages=4, ahead=4)
+        cut = Config(block_n=64, block_k=128, split=1, warps=4, stages=3 if n_in >= 4096 else 4, ahead=0)
     n_tiles, n_blocks = _ceil(n_out, cut.block_n), _ceil(n_in, cut.block_k)
-    return cut._replace(split=min(_ceil(N_PROGRAMS, n_tiles), MOST_SPLIT, max(1, n_blocks // 2)))
+    n_parts = _ceil(N_PROGRAMS, n_tiles) if n_in >= 4096 else N_PROGRAMS // n_tiles  # a short sum is not worth a merge
+    return cut._replace(split=max(1, min(n_parts, MOST_SPLIT, n_blocks // 2)))
 
 
 class Scaled(NamedTuple):

@@ -108,7 +108,7 @@ def _bin(x, edges, N: tl.constexpr):
         if (16 >> i) <= N:
             more = found + (16 >> i)
             edge = tl.load(edges + tl.minimum(more, N) - 1)
-            found = tl.where((more <= N) & (x > edge), more, found)
+            found = tl.where((more <= N) & (x >= edge), more, found)
     return found
 
 

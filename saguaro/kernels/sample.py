@@ -25,7 +25,7 @@ from torch import Tensor
 from saguaro import rng
 from saguaro.kernels.launch import early, let_next_start, wait_for_previous
 
-BLOCK = 2048  # tokens of one program
+BLOCK = 1024  # tokens of one program
 N_WARPS = 4  # of that program
 WINDOW = 2048  # tokens that are sorted in the end, or a few more
 PER_COUNTER = tl.constexpr(4)  # tokens whose noise one counter makes
