@@ -96,7 +96,8 @@ def _graph_drafter(config: DraftConfig, model: Transformer, eager: ModelDrafter,
 
 
 def _model_drafter(config: DraftConfig, model: Transformer, kernels: Kernels | None) -> ModelDrafter:
-    sampler, n_candidates = Sampler(config.n_vocab), config.budget + 1  # one more: the token in flight is no bonus
+    sampler = Sampler(config.n_vocab)
+    n_candidates = config.budget + 1 if config.planner != "nothing" else 1  # one more: what is in flight is no bonus
     guess: Guesser = SharedGuess(sampler, n_candidates)
     if config.verification == "rejection":
         fan_out = max(1, round(config.budget / (config.lookahead + 1)))

@@ -82,19 +82,19 @@ class PagedBranches:
     def __init__(self, cache: KVCache, own: Tensor, kernels: Kernels, longest: int) -> None:
         self._cache, self._own, self._kernels, self._longest = cache, own, kernels, longest
         self._first = torch.arange(own.shape[1], device=own.device) * own.shape[2]  # slot of a branch's first token
-        self._pages = self._forks = torch.empty(0)
+        self._pages = self._forks = self._slots = torch.empty(0)
         self._step = 0
 
     def plan(self, pages: Tensor, forks: Tensor, step: int) -> None:  # [R, P], [R * M]
         """The next step computes every branch's own token `step`."""
         self._pages, self._forks, self._step = pages, forks.int(), step
+        self._slots = self._first[: len(forks)] + step
 
     def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
         """heads [R * M, H + 2 * H_kv, d] -> [R * M, H * d]."""
         n, own, kernels = len(heads), self._own[layer], self._kernels
-        slots = self._first[:n] + self._step
         q = kernels.turn_and_store(
-            heads, turn.q_norm, turn.k_norm, turn.eps, turn.cos, turn.sin, own.flatten(0, 1), slots
+            heads, turn.q_norm, turn.k_norm, turn.eps, turn.cos, turn.sin, own.flatten(0, 1), self._slots
         )
         return kernels.attend_branches(
             q, self._cache.layers[layer], self._pages, self._forks, own[:n], self._step + 1,

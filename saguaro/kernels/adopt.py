@@ -20,6 +20,7 @@ def adopt(
     slots: Tensor,  # [R, n] int64, n <= n_own: where its tokens go; -1 for one that is not taken
 ) -> None:
     """memory[:, slots[r, t]] = own[:, branch[r], t]. No slot may be named twice."""
+    branch = branch.contiguous()
     n_rows, n = slots.shape
     n_layers, width = len(own), own.shape[3] * own.shape[4]
     assert own[0, 0, 0].is_contiguous()

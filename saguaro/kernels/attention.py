@@ -105,7 +105,7 @@ def attend(
     n_rows, n_kv = len(lengths), memory.shape[1] // 2
     tile = _tile or tile_of(n_heads // n_kv, d, q.dtype, split)
     assert q.stride(2) == pages.stride(1) == 1
-    assert memory.is_contiguous()
+    assert all(x.is_contiguous() for x in (memory, starts, lengths))
     assert split % tile.block_n == 0
     n_splits = max(1, ceil_div(longest, split))
     n_blocks = ceil_div(n_queries, tile.block_m // (n_heads // n_kv))

@@ -95,8 +95,7 @@ def attend_branches(
     group, n_branches = n_heads // n_kv, n // n_rows
     tile = _tile or tile_of(n_branches, group, d, q.dtype, split)
     assert q.stride(2) == pages.stride(1) == 1
-    assert memory.is_contiguous()
-    assert own.is_contiguous()
+    assert all(x.is_contiguous() for x in (memory, own, forks))
     assert 1 <= n_seen <= own.shape[1]
     assert split % tile.block_n == 0
     n_parts = ceil_div(longest, split) + 1  # one for own tokens

@@ -34,7 +34,7 @@ def turn_and_store(
     """The rotated queries; the rotated keys and the values are in memory afterwards."""
     n_tokens, n_heads, d = heads.shape
     n_stored = memory.shape[1]
-    assert all(tensor.is_contiguous() for tensor in (heads, memory, cos, sin))
+    assert all(tensor.is_contiguous() for tensor in (heads, memory, cos, sin, slots))
     assert memory.shape[2] == d, (memory.shape, d)
     assert cos.numel() == sin.numel() == n_tokens * d, (cos.shape, sin.shape, heads.shape)
     assert (q_norm is None) == (k_norm is None)

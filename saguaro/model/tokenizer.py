@@ -135,9 +135,12 @@ class TextStream:
         """Everything handed out so far."""
         return self._text[: self._shown]
 
-    def push(self, token: int, may_stop: bool = True) -> str:
-        """Take one token, return the text that is now certain. After a stop string, `stopped_by` names it."""
-        self._tokens.append(token)
+    def push(self, *tokens: int, may_stop: bool = True) -> str:
+        """Take tokens, return the text that is now certain. After a stop string, `stopped_by` names it.
+
+        Who must know at which token a stop string is complete gives them one by one.
+        """
+        self._tokens.extend(tokens)
         new = self._undecoded()
         if new.endswith("\ufffd"):
             return ""  # a character of which bytes are missing

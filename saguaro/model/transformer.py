@@ -175,6 +175,7 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Layer(spec, device, dtype) for _ in range(spec.n_layers))
         self.norm = vector(spec.hidden, device, dtype)
         self.frequencies = spec.rope.frequencies(spec.head_dim).to(device)  # [d / 2]
+        self._table: tuple[Tensor, Tensor] | None = None  # of all positions, once it is needed
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention, by: Products = TORCH) -> Tensor:
         """tokens [T] int64, positions [T] int64 -> hidden states [T, D], before the last norm."""
@@ -202,10 +203,20 @@ class Transformer(nn.Module):
         twin.token_map, twin.head, twin.embedding = self.token_map, self.head, self.embedding
         twin.is_tied = self.is_tied
         twin.layers, twin.norm, twin.frequencies = nn.ModuleList(kept), self.norm, self.frequencies
+        twin._table = None
         return twin
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [T] -> cos and sin [T, 1, d]; sin is negative on the first half (see rotate_)."""
+        """positions [T] -> cos and sin [T, 1, d]; on a GPU out of a table, where every operation is a launch."""
+        if positions.device.type == "cpu":
+            return self._turns(positions)
+        if self._table is None:
+            self._table = self._turns(torch.arange(self.spec.max_length, device=positions.device))
+        cos, sin = self._table
+        return cos.index_select(0, positions), sin.index_select(0, positions)
+
+    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, 1, d] of positions [T]; sin is negative on the first half (see rotate_)."""
         angle = positions[:, None].float() * self.frequencies  # [T, d / 2]
         cos, sin = angle.cos(), angle.sin()
         return (

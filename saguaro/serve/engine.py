@@ -187,18 +187,21 @@ class Engine:
     def _delta(self, commit: Commit) -> Delta:
         request = commit.request
         job, output = self._by_request[request]
-        pieces = []
         tokens, logprobs = list(commit.tokens), list(commit.logprobs)
-        for count, token in enumerate(commit.tokens, 1):
-            if token in request.stop_ids:
-                output.stop_reason = token
-                break  # it is in token_ids, and not in the text
-            n_output = request.n_output - len(tokens) + count
-            pieces.append(output.stream.push(token, may_stop=n_output >= request.params.min_tokens))
-            if output.stream.stopped_by is not None:
-                self._stop_at(output, len(tokens) - count)
-                tokens, logprobs = tokens[:count], logprobs[:count]
-                break
+        text = [token for token in tokens if token not in request.stop_ids]  # one that ends the output has no text
+        if len(text) < len(tokens):
+            output.stop_reason = tokens[-1]
+        if not request.params.stop:
+            pieces = [output.stream.push(*text)] if text else []
+        else:
+            pieces = []
+            for count, token in enumerate(text, 1):
+                n_output = request.n_output - len(tokens) + count
+                pieces.append(output.stream.push(token, may_stop=n_output >= request.params.min_tokens))
+                if output.stream.stopped_by is not None:
+                    self._stop_at(output, len(tokens) - count)
+                    tokens, logprobs = tokens[:count], logprobs[:count]
+                    break
         delta = Delta(job.id, output.index, "".join(pieces), tokens, logprobs)
         if request.finish_reason is not None:
             delta = self._last_delta(job, output, delta.text, tokens, logprobs)

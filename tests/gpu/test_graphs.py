@@ -89,3 +89,19 @@ def test_what_was_taken_is_told(tmp_path: Path) -> None:
         assert llm.engine.memory["draft weights"] == 0  # they are the target's
         assert {"weights", "draft keys and values", "graphs and workspace"} <= set(llm.engine.memory)
         assert llm.engine.startup["graphs"] > 0
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 5, 8])
+def test_a_draft_that_is_the_target_is_always_right(n_rows: int, tmp_path: Path) -> None:
+    """Whatever is adopted, extended or drafted anew: a wrong key somewhere would show in what is accepted."""
+    folder = write_tiny(tmp_path, "llama", max_position_embeddings=2048)
+    prompts = [f"the end of the world {i} " * (6 + 3 * i) for i in range(n_rows)]
+    greedy = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    settings = {**SETTINGS, "kv_memory": "64MiB", "max_batch_rows": n_rows, "max_model_len": 1024}
+    with LLM(folder, method="ssd", draft=str(folder), lookahead=4, budget=8, **settings) as llm:
+        events: list[RoundEvent] = []
+        llm.engine.round.observers.append(events.append)
+        llm.generate(prompts, greedy)
+    rows = [row for event in events for row in event.rows]
+    assert all(row.k == row.length for row in rows)
+    assert sum(row.source == "cache" for row in rows) > 0.5 * len(rows)

@@ -44,6 +44,16 @@ def test_adopt(n_kv: int, d: int, dtype: torch.dtype, branch: list[int], slots: 
         assert torch.equal(moved.cpu(), expected), function.__name__
 
 
+def test_the_branches_may_be_a_column() -> None:
+    own, slots = torch.randn(1, 3, 2, 4, 16, device=DEVICE), torch.tensor([[0, 1], [2, 3]], device=DEVICE)
+    found, expected = torch.zeros(2, 1, 9, 4, 16, device=DEVICE)
+    column = torch.tensor([[2, 7], [0, 7]], device=DEVICE)[:, 0]
+    adopt(own, column, found, slots)
+    adopt_plain(own, column, expected, slots)
+    assert found.equal(expected)
+    assert found.any()
+
+
 def test_own_may_be_a_slice_of_more_branches() -> None:
     own = torch.arange(2 * 6 * 2 * 2 * 16, dtype=torch.float32, device=DEVICE).view(2, 6, 2, 2, 16)[:, 1:4]
     memory = torch.zeros(2, 4, 2, 16, device=DEVICE)

@@ -60,7 +60,7 @@ def close(result: Tensor, exact: Tensor, dtype: torch.dtype) -> bool:
 @pytest.mark.parametrize("cut", [None, SPLIT, WHOLE])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n_rows", "n_in", "n_out"), [(1, 32, 100), (5, 256, 64), (17, 100, 34), (70, 96, 32)])
+@pytest.mark.parametrize(("n_rows", "n_in", "n_out"), [(1, 32, 100), (5, 256, 64), (17, 100, 34), (50, 96, 32)])
 def test_close_to_float64(
     n_rows: int, n_in: int, n_out: int, dtype: torch.dtype, has_bias: bool, cut: Config | None
 ) -> None:
@@ -131,7 +131,7 @@ def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype, kind: str, cut:
     product = product_of(kind, cut, dtype, n_in, n_out)
     y, x = values(256, n_in, dtype=dtype, seed=5), values(256, n_out, dtype=dtype, seed=6)
     # The interpreter's dot is numpy's, which adds up in another order for another width: compare equal widths there.
-    groups = [(70, 33), (16, 1)] if DEVICE.type == "cpu" else [(256, 224, 65, 64, 33, 32, 17, 16, 7, 1)]
+    groups = [(50, 33), (16, 1)] if DEVICE.type == "cpu" else [(64, 33, 32, 17, 16, 7, 1)]
     for most, *fewer in groups:
         together = product(y[:most], x[:most])
         for n in fewer:
