@@ -6,7 +6,7 @@ lost draft is the first of these without a path of its own. Prefill is a row wit
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from saguaro.algo.planning import Planned
 from saguaro.draft.cache import SpeculationCache
@@ -16,10 +16,20 @@ from saguaro.draft.planner import Planner
 from saguaro.draft.rows import Row, Rows
 from saguaro.engine.observe import round_event
 from saguaro.engine.scheduler import Batch, Commit, Scheduler, lookahead_limits
-from saguaro.engine.verifier import Verifier
+from saguaro.engine.verifier import Pending, Verifier
 from saguaro.types import DraftLink, DraftTimes, Interval, Joined, Observer, Outcome, Speculation
 
 now = time.perf_counter
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A round that was launched and has not been decided."""
+
+    batch: Batch
+    spec: Speculation
+    pending: Pending
+    moments: tuple[float, float, float, float]  # asking, launching and overlapping lie between them
 
 
 class Round:
@@ -29,37 +39,63 @@ class Round:
         self.scheduler, self.verifier, self.draft = scheduler, verifier, draft
         self.observers: list[Observer] = []
         self._outcome, self._number = Outcome.nothing(), 0
+        self._flight: _Flight | None = None
+        self._trouble: BaseException | None = None
 
     def play(self) -> list[Commit]:
-        """Play one round; what each request got. Nothing to do gives an empty list."""
+        """Play one round; what each request got. Nothing to do gives an empty list.
+
+        Where a device computes by itself the next round is launched at once, so that it does not wait for whoever
+        writes the texts. What goes wrong with that launch is raised by the next call: these tokens come first.
+        """
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            raise trouble
+        flight = self._flight or self._launch()
+        if flight is None:
+            return []
+        self._flight = None
+        commits = self._land(flight)
+        if self.verifier.runs_ahead:
+            try:
+                self._flight = self._launch()
+            except BaseException as e:
+                self._trouble = e
+        return commits
+
+    def _launch(self) -> _Flight | None:
         if self.draft.is_fresh():
             self._introduce_all()
         batch = self.scheduler.next_batch()
         if batch is None:
-            return []
+            return None
         try:
-            return self._play(batch)
+            began = now()
+            self.draft.retire(batch.left)
+            self.draft.admit(batch.joined)
+            slots, room = [row.request.slot for row in batch.sampling], lookahead_limits(batch)
+            spec = self.draft.speculate(self._outcome.without(batch.left), slots, room.tolist()).clip(room)
+            asked = now()
+            pending = self.verifier.launch(batch, spec)
+            launched = now()
+            self.draft.overlap()
+            return _Flight(batch, spec, pending, (began, asked, launched, now()))
         except BaseException:  # the draft may have missed something
             self._introduce_all()
             raise
 
-    def _play(self, batch: Batch) -> list[Commit]:
-        began = now()
-        self.draft.retire(batch.left)
-        self.draft.admit(batch.joined)
-        slots, room = [row.request.slot for row in batch.sampling], lookahead_limits(batch)
-        spec = self.draft.speculate(self._outcome.without(batch.left), slots, room.tolist()).clip(room)
-        asked = now()
-        pending = self.verifier.launch(batch, spec)
-        launched = now()
-        self.draft.overlap()
-        overlapped = now()
-        self._outcome = pending.outcome()
-        decided = now()
-        commits = self.scheduler.commit(batch, spec, self._outcome)
+    def _land(self, flight: _Flight) -> list[Commit]:
+        batch, spec = flight.batch, flight.spec
+        try:
+            self._outcome = flight.pending.outcome()
+            decided = now()
+            commits = self.scheduler.commit(batch, spec, self._outcome)
+        except BaseException:
+            self._introduce_all()
+            raise
         self._number += 1
-        moments = [began, asked, launched, overlapped, decided]
-        event = round_event(self._number, batch, spec, commits, moments, pending.seconds())
+        moments = (*flight.moments, decided)
+        event = round_event(self._number, batch, spec, commits, moments, flight.pending.seconds())
         for observe in self.observers:
             observe(event)
         return commits

@@ -70,6 +70,8 @@ class _Buffers:
 class GraphVerifier:
     """Replays a step for every batch of decoding rows; any other goes to the eager verifier."""
 
+    runs_ahead = True
+
     def __init__(
         self,
         eager: EagerVerifier,

@@ -27,6 +27,10 @@ class Pending(Protocol):
 class Verifier(Protocol):
     """Launches verifications on the target."""
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a launch returns long before its result is there, so that the host is free meanwhile."""
+
     def launch(self, batch: Batch, spec: Speculation) -> Pending:
         """Start computing a batch. spec has a row for every sampling row, no longer than its lookahead."""
 
@@ -68,6 +72,8 @@ class EagerPending:
 
 class EagerVerifier:
     """Launches verifications operation by operation: any batch, any request."""
+
+    runs_ahead = False
 
     def __init__(self, runner: Runner, rule: Rule, *, n_known: int, page_size: int) -> None:
         self._runner, self._rule = runner, rule

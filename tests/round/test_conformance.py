@@ -31,15 +31,15 @@ from saguaro.engine.pages import PagePool
 from saguaro.engine.request import Request
 from saguaro.engine.runner import Runner, make_runner
 from saguaro.engine.sampler import Sampler
-from saguaro.engine.scheduler import Commit, Scheduler
-from saguaro.engine.verifier import EagerVerifier, Verifier
+from saguaro.engine.scheduler import Batch, Commit, Scheduler
+from saguaro.engine.verifier import EagerVerifier, Pending, Verifier
 from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.methods import METHODS, Method
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide, Round
 from saguaro.transport.inline import Inline
 from saguaro.transport.silent import Silent
-from saguaro.types import CACHE, DraftLink, Joined, Outcome
+from saguaro.types import CACHE, DraftLink, Joined, Outcome, Speculation
 from tests.engine.test_round import CPU, N_KNOWN, SPEC, new_model, new_requests, true_logits, true_output
 from tests.round.tabular import RULES, Clock, under
 
@@ -200,6 +200,54 @@ def test_captured_steps_give_the_true_tokens(
     if budget > 1:
         assert bool(rig.sources["cache"]) == (parts.planner != "nothing")
     assert bool(rig.sources["draft"]) == (parts.fallback in ("draft", "batch", "measured"))
+
+
+def test_a_launch_ahead_that_fails_loses_nothing(
+    target: Transformer, draft: Transformer, truth: list[list[int]]
+) -> None:
+    """What was decided before it is told first, then the failure, and everything goes on."""
+    rig = new_rig(under("shared", "ssd"), target, draft, kernels=plain_kernels())
+    requests, launch, n_launches = new_requests(n=N_REQUESTS), rig.round.verifier.launch, 0
+
+    def fails_now_and_then(batch: Batch, spec: Speculation) -> Pending:
+        nonlocal n_launches
+        n_launches += 1
+        if n_launches % 5 == 0:
+            raise RuntimeError("no launch today")
+        return launch(batch, spec)
+
+    rig.round.verifier.launch = fails_now_and_then  # type: ignore[method-assign]
+    for request in requests:
+        rig.scheduler.add(request)
+    outputs: dict[str, list[int]] = {request.id: [] for request in requests}
+    n_failures = 0
+    while rig.scheduler.has_work:
+        try:
+            for commit in rig.play():
+                outputs[commit.request.id] += commit.tokens
+        except RuntimeError:
+            n_failures += 1
+    assert n_failures == n_launches // 5 > 2
+    assert list(outputs.values()) == truth
+
+
+def test_whoever_leaves_while_a_round_is_in_flight_leaves_the_others_alone(
+    target: Transformer, draft: Transformer, truth: list[list[int]]
+) -> None:
+    rig = new_rig(under("shared", "ssd"), target, draft, kernels=plain_kernels(), max_rows=4)
+    requests = new_requests(n=N_REQUESTS)
+    for request in requests:
+        rig.scheduler.add(request)
+    gone = requests[::3]
+    for n_rounds in range(10**6):
+        if not rig.scheduler.has_work:
+            break
+        if n_rounds % 4 == 2 and gone:
+            rig.scheduler.abort(gone.pop())
+        rig.play()
+    for index, (request, output) in enumerate(zip(requests, truth, strict=True)):
+        assert request.output == output[: len(request.output)]
+        assert len(request.output) == len(output) or index % 3 == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
