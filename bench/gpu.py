@@ -97,6 +97,16 @@ class Report:
             print(_line({name: name for name in COLUMNS}), flush=True)
         self.cells.append(cell)
         print(_line(cell), flush=True)
+        self._write()
+
+    def conclude(self) -> None:
+        """Print and keep what the cells amount to."""
+        self.facts["conclusions"] = conclusions(self.cells, self.facts["floor_ms"])
+        for name, value in self.facts["conclusions"].items():
+            print(f"{name:>36}  {value}")
+        self._write()
+
+    def _write(self) -> None:
         if self.path is not None:
             self.path.write_text(json.dumps({**self.facts, "cells": self.cells}, indent=1))
 
@@ -131,8 +141,9 @@ def main(args: Args) -> int:
             from bench.hugging import measure_peers
 
             prompts = encode(pair.tokenizer, read_prompts(list(args.prompts), args.num_prompts))
-            for found in measure_peers(pair.target.model, pair.draft, prompts, args.max_tokens):
-                report.add(found)
+            for peer in measure_peers(pair.target.model, pair.draft, prompts, args.max_tokens):
+                report.add(peer)
+        report.conclude()
     return 0
 
 
@@ -260,6 +271,41 @@ def figures(events: list[RoundEvent]) -> dict[str, Any]:
         "hit_rate": summary.hit_rate,
         "summary": summary.as_dict(),
     }
+
+
+def conclusions(cells: list[dict[str, Any]], floor_ms: float) -> dict[str, Any]:
+    """The ratios that matter, at batch 1 and temperature 0 unless said otherwise; what was not measured is left out."""
+
+    def of(method: str, batch: int = 1, heat: float = 0.0) -> list[dict[str, Any]]:
+        found = [cell for cell in cells if (cell.get("method"), cell["batch"], cell["T"]) == (method, batch, heat)]
+        return sorted(found, key=lambda cell: -cell["tok_s"])  # the fastest first
+
+    found: dict[str, Any] = {}
+    ar, sd, ssd = of("ar"), of("sd"), of("ssd")
+    if ar:
+        found["ar: floor / round"] = round(floor_ms / ar[0]["round_ms"], 3)
+        found["ar: floor / verify"] = round(floor_ms / ar[0]["verify"], 3)
+    if sd:
+        found["draft step, ms"] = round(min(cell["exposed"] / cell["K"] for cell in sd), 3)
+        found["best sd, ms per round"] = f"{sd[0]['cell']}, {sd[0]['round_ms']:.2f}"
+    if sd and ssd:
+        found["ssd / sd"] = f"{ssd[0]['tok_s'] / sd[0]['tok_s']:.3f} ({ssd[0]['cell']} / {sd[0]['cell']})"
+        alone = {cell["K"]: cell["verify"] for cell in sd}  # beside nothing, the verification takes its own time
+        free = [c["tok_s"] * alone[c["K"]] / c["per_round"] / 1e3 for c in ssd if c["K"] in alone]
+        found["ssd / a draft that costs nothing"] = round(max(free), 3) if free else None
+    if ar and ssd:
+        found["ssd / ar"] = round(ssd[0]["tok_s"] / ar[0]["tok_s"], 3)
+    for cell in ssd:
+        for warm in of("ssd", heat=1.0):
+            if warm["cell"] == cell["cell"]:
+                ratio = warm["tok_s"] / warm["per_round"] / (cell["tok_s"] / cell["per_round"])
+                found[f"temperature 1 / 0, {cell['cell']}"] = round(ratio, 3)
+    for batch in sorted({cell["batch"] for cell in cells}):
+        if of("sd", batch) and of("ssd", batch):
+            best, other = of("ssd", batch)[0], of("sd", batch)[0]
+            found[f"ssd / sd, batch {batch}"] = round(best["tok_s"] / other["tok_s"], 3)
+            found[f"host ms, ssd, batch {batch}"] = round(best["host"], 2)
+    return found
 
 
 def _serve(engine: Engine, prompts: list[list[int]], batch: int, temperature: float, max_tokens: int) -> int:
