@@ -85,10 +85,13 @@ class PagedBranches:
         self._pages = self._forks = self._slots = torch.empty(0)
         self._step = 0
 
-    def plan(self, pages: Tensor, forks: Tensor, step: int) -> None:  # [R, P], [R * M]
-        """The next step computes every branch's own token `step`."""
-        self._pages, self._forks, self._step = pages, forks.int(), step
-        self._slots = self._first[: len(forks)] + step
+    def places(self, n: int, steps: Tensor) -> Tensor:  # [K+1] -> [K+1, n]
+        """Where the own tokens of n branches go, step by step."""
+        return self._first[:n] + steps[:, None]
+
+    def plan(self, pages: Tensor, forks: Tensor, slots: Tensor, step: int) -> None:  # [R, P], [R * M] int32, [R * M]
+        """The next step computes every branch's own token `step`, which goes to its slot."""
+        self._pages, self._forks, self._slots, self._step = pages, forks, slots, step
 
     def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
         """heads [R * M, H + 2 * H_kv, d] -> [R * M, H * d]."""
@@ -281,23 +284,31 @@ class GraphDrafter:
         return [*facts, *[0] * (self._lookahead + 1)]
 
     def _draft(self, size: int) -> None:
-        """K steps after each text, one token each, the first over two."""
+        """K steps after each text, one token each, the first over two.
+
+        place      0         1         2      ...   K
+        position   text - 2  text - 1  text         text + K - 2
+        step       |------ 0 --------|-- 1 --|      K - 1
+        """
         lines, k = self._at.lines.device[:size], self._lookahead
-        slot, text, pages = lines[:, SLOT], lines[:, TEXT], self._tables.device[lines[:, SLOT]]
-        is_row = (text > 0)[:, None]
-        tokens = lines[:, -2:]
-        for step in range(k):
-            n = tokens.shape[1]
-            positions = (text + step - n)[:, None] + self._at.steps[:n]  # [R, n]
-            slots = slots_at(pages, positions, is_row & (positions >= 0), self.eager.cache.page_size)
-            lengths = torch.where(text > 0, text + step, 0).int()
-            starts = self._at.starts[: size + 1] * n
-            self._trunk.plan_paged(Paged(slots.flatten(), pages, starts, lengths, n, self._longest))
-            hidden = self._compute(tokens, positions, self._trunk).view(size, n, -1)[:, -1]
-            candidates, scores = self._rank(hidden, lines, positions[:, -1:])
-            self._keep(slot, step, candidates[:, 0], scores[:, 0])
-            tokens = candidates[:, 0, :1]
-            self._at.drafted.device[:size, step] = tokens[:, 0]
+        text, pages, is_row = lines[:, TEXT], self._tables.device[lines[:, SLOT]], lines[:, TEXT] > 0
+        positions = text - 2 + self._at.steps[:, None]  # [K+1, R]
+        slots = slots_at(pages, positions.t(), ((positions >= 0) & is_row).t(), self.eager.cache.page_size).t()
+        lengths = torch.where(is_row, positions[1:] + 1, 0).int()  # [K, R]
+        positions, following = positions.clamp(min=0), positions + 1
+        starts, noise = self._at.starts[: size + 1], self._noise(lines, 1)
+        places = Paged(slots[:2].t().flatten(), pages, starts * 2, lengths[0], 2, self._longest)
+        hidden = self._compute(lines[:, -2:], positions[:2].t(), places)[1::2]
+        found = [self._rank(hidden, noise, following[1])]
+        for step in range(1, k):
+            places = Paged(slots[step + 1].contiguous(), pages, starts, lengths[step], 1, self._longest)
+            hidden = self._compute(found[-1][0][:, 0], positions[step + 1], places)
+            found.append(self._rank(hidden, noise, following[step + 1]))
+        candidates, scores = (torch.stack(each, 1) for each in zip(*found, strict=True))  # [R, K, C]
+        width = candidates.shape[2]
+        self.eager.candidates[lines[:, SLOT], :k, :width] = candidates
+        self.eager.scores[lines[:, SLOT], :k, :width] = scores
+        self._at.drafted.device[:size] = candidates[..., 0]
 
     def _prepare(self, size: int, is_behind: bool, planner: Planner) -> None:
         """Learn, adopt, catch up with what is in flight, plan, and draft after every planned outcome."""
@@ -318,7 +329,7 @@ class GraphDrafter:
         )
         planned = planner.plan(ahead, self._budget)
         drafted = self._branch(lines, pages, planned)  # [R * M, K]
-        self._at.result.device[:size] = torch.cat((planned.k, planned.token, drafted.view(size, -1)), 1)
+        self._at.result.device[:size] = torch.cat((planned.k, planned.token, drafted.reshape(size, -1)), 1)
 
     def _adopt(self, lines: Tensor, pages: Tensor) -> None:
         """Copy adopted branches behind their texts, which end with their first token."""
@@ -339,48 +350,49 @@ class GraphDrafter:
         slots = slots_at(pages, positions, steps >= first, self.eager.cache.page_size)
         lengths = torch.where(length >= 0, lines[:, TEXT] + length, 0).int()
         starts = self._at.starts[: len(lines) + 1] * (k + 1)
-        self._trunk.plan_paged(Paged(slots.flatten(), pages, starts, lengths, k + 1, self._longest))
-        hidden = self._compute(lines[:, N_FACTS:], positions, self._trunk)
-        found = self._rank(hidden, lines, positions)
+        places = Paged(slots.flatten(), pages, starts, lengths, k + 1, self._longest)
+        hidden = self._compute(lines[:, N_FACTS:], positions.clamp(min=0), places)
+        found = self._rank(hidden, self._noise(lines, k + 1), positions.flatten() + 1)
         at = (first + steps).clamp(max=k)[..., None]  # [R, K+1, 1]
-        candidates, scores = (x.gather(1, at.expand(-1, -1, x.shape[2])) for x in found)
+        candidates, scores = (x.view(len(lines), k + 1, -1) for x in found)
         width = candidates.shape[2]
-        self.eager.candidates[lines[:, SLOT], :, :width] = candidates
-        self.eager.scores[lines[:, SLOT], :, :width] = scores
+        at = at.expand(-1, -1, width)
+        self.eager.candidates[lines[:, SLOT], :, :width] = candidates.gather(1, at)
+        self.eager.scores[lines[:, SLOT], :, :width] = scores.gather(1, at)
 
     def _branch(self, lines: Tensor, pages: Tensor, planned: Planned) -> Tensor:  # [R * M, K]
         """K + 1 steps of every branch."""
-        forks = lines[:, TEXT, None] + planned.k.clamp(min=0)  # [R, M]
-        tokens, drafted = planned.token, []
+        forks = (lines[:, TEXT, None] + planned.k.clamp(min=0)).flatten()  # [R * M]
+        positions = forks + self._at.steps[:, None]  # [K+1, R * M]
+        slots, following = self._branches.places(len(forks), self._at.steps), positions + 1
+        before, noise, tokens = forks.int(), self._noise(lines, self._budget), planned.token.flatten()
+        found = []
         for step in range(self._lookahead + 1):
-            self._branches.plan(pages, forks.flatten(), step)
-            hidden = self._compute(tokens, forks + step, self._branches)
-            candidates, scores = (x.flatten(0, 1) for x in self._rank(hidden, lines, forks + step))
-            n, width = candidates.shape
-            self._at.candidates[:n, step, :width], self._at.scores[:n, step, :width] = candidates, scores
-            tokens = candidates[:, 0]
-            drafted.append(tokens)
-        return torch.stack(drafted[:-1], 1)
+            self._branches.plan(pages, before, slots[step], step)
+            hidden = self._model(tokens, positions[step], self._branches, self._kernels.products)
+            found.append(self._rank(hidden, noise, following[step]))
+            tokens = found[-1][0][:, 0]
+        candidates, scores = (torch.stack(each, 1) for each in zip(*found, strict=True))  # [R * M, K+1, C]
+        n, _, width = candidates.shape
+        self._at.candidates[:n, :, :width], self._at.scores[:n, :, :width] = candidates, scores
+        return candidates[:, :-1, 0]
 
-    def _compute(self, tokens: Tensor, positions: Tensor, attention: PagedAttention | PagedBranches) -> Tensor:
-        products = self._kernels.products
-        hidden: Tensor = self._model(tokens.flatten(), positions.clamp(min=0).flatten(), attention, products)
+    def _compute(self, tokens: Tensor, positions: Tensor, places: Paged) -> Tensor:  # any shape, the same -> [T, D]
+        """Compute tokens of trunks."""
+        self._trunk.plan_paged(places)
+        hidden: Tensor = self._model(tokens.flatten(), positions.flatten(), self._trunk, self._kernels.products)
         return hidden
 
-    def _rank(self, hidden: Tensor, lines: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Candidates after the tokens at these positions, [R, n] -> tokens [R, n, C], scores [R, n, C]."""
-        logits = self._model.logits(hidden, self._kernels.products)
-        n = positions.shape[1]
-        temperature, seeds = (
-            x[:, None].expand(-1, n).flatten() for x in (as_float(lines[:, TEMPERATURE]), lines[:, SEED])
-        )
-        width = min(self.eager.candidates.shape[2], self._n_known)
-        found = self._kernels.rank(logits, temperature, seeds, positions.flatten() + 1, self._n_known, width)
-        return found[0].view(len(lines), n, width), found[1].view(len(lines), n, width)
+    def _noise(self, lines: Tensor, n: int) -> tuple[Tensor, Tensor]:  # [R * n] each
+        """Temperature and seed of each of a row's n places."""
+        temperature, seeds = as_float(lines[:, TEMPERATURE]), lines[:, SEED]
+        return temperature[:, None].expand(-1, n).flatten(), seeds[:, None].expand(-1, n).flatten()
 
-    def _keep(self, slot: Tensor, step: int, candidates: Tensor, scores: Tensor) -> None:  # [R], [R, C] twice
-        width = candidates.shape[1]
-        self.eager.candidates[slot, step, :width], self.eager.scores[slot, step, :width] = candidates, scores
+    def _rank(self, hidden: Tensor, noise: tuple[Tensor, Tensor], following: Tensor) -> tuple[Tensor, Tensor]:
+        """Candidates for the tokens at these positions, [T], after these hidden states -> tokens, scores [T, C]."""
+        logits = self._model.logits(hidden, self._kernels.products)
+        width = min(self.eager.candidates.shape[2], self._n_known)
+        return self._kernels.rank(logits, *noise, following, self._n_known, width)
 
     def _in_flight(self, lines: Tensor) -> Tensor:  # [R, K]
         """The speculations, from the left, and 0 after them."""
