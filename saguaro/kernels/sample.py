@@ -89,7 +89,7 @@ def group_of(n: int, block: int = BLOCK) -> int:
     """Tokens of a group: n groups, rounded up, are a window; the best of a block is all that matters if n is 1.
 
     >>> group_of(1), group_of(9), group_of(65), group_of(2000)
-    (2048, 128, 16, 4)
+    (1024, 128, 16, 4)
     """
     return block if n == 1 else min(block, max(4, WINDOW // triton.next_power_of_2(n)))
 
