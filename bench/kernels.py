@@ -1,4 +1,4 @@
-"""The kernels on a GPU: how near they come to the memory's bandwidth, and which configuration comes nearest.
+"""Products and layers on a GPU: how near they come to the memory's bandwidth, and which configuration comes nearest.
 
     python -m bench.kernels --what all --json kernels.json
 
@@ -32,9 +32,9 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit("bench.kernels needs triton, which comes with torch for CUDA") from error
 
-from saguaro.kernels import launch, linear, rotary, sample
-from saguaro.kernels.attention import attend, attend_plain
-from saguaro.kernels.branches import attend_branches, attend_branches_plain
+from saguaro.kernels import launch, linear, rotary
+from saguaro.kernels.attention import attend, counters
+from saguaro.kernels.branches import attend_branches
 from saguaro.kernels.linear import Config, TritonProducts
 from saguaro.model.transformer import TORCH, Products, Stream
 
@@ -96,7 +96,7 @@ TILES = [  # block_n, block_k, warps, stages
 def main() -> None:
     """Measure what was asked for, print tables, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", choices=("linear", "chain", "attention", "sample", "all"), default="all")
+    parser.add_argument("--what", choices=("linear", "chain", "rotary", "all"), default="all")
     parser.add_argument("--limit", type=float, default=110.0, help="seconds after which the sweep tries no more")
     parser.add_argument("--json", type=Path, default=Path("kernels.json"))
     args = parser.parse_args()
@@ -109,8 +109,7 @@ def main() -> None:
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "bandwidth": bench.bandwidth}
     found |= {"torch": torch.__version__, "triton": triton.__version__}
     parts: dict[str, Callable[[], Any]] = {
-        "sample": lambda: {"sample": bench_sample(bench), "rotary": bench_rotary(bench)},
-        "attention": lambda: bench_attention(bench),
+        "rotary": lambda: bench_rotary(bench),
         "chain": lambda: bench_chain(bench),
         "linear": lambda: bench_linear(bench, deadline),
     }
@@ -424,6 +423,7 @@ class Chain:
         self.memory = torch.randn(n_layers, CHAIN_LENGTH, 2 * n_kv, self.d, device=device).to(DTYPE)
         self.own = torch.randn(n_layers, BRANCHES, OWN, 2 * n_kv, self.d, device=device).to(DTYPE)
         self.pages = torch.arange(CHAIN_LENGTH // PAGE_SIZE, device=device).int()[None]
+        self.arrived = counters(device)
         self.norm, self.head_norm = (torch.rand(n, device=device).to(DTYPE) + 0.5 for n in (n_hidden, self.d))
         self.rows, self.angles = (torch.randn(64, n, device=device).to(DTYPE) for n in (n_hidden, self.d))
 
@@ -450,9 +450,13 @@ class Chain:
         memory, own = self.memory[index], self.own[index]
         if step.is_branches:
             q = rotary.turn_and_store(*turn, own.view(-1, *own.shape[2:]), step.slots)
-            return attend_branches(q, memory, self.pages, step.lengths, own, SEEN, PAGE_SIZE, CHAIN_LENGTH)
+            return attend_branches(
+                q, memory, self.pages, step.lengths, own, SEEN, PAGE_SIZE, CHAIN_LENGTH, arrived=self.arrived
+            )
         q = rotary.turn_and_store(*turn, memory, step.slots)
-        return attend(q, memory, self.pages, step.starts, step.lengths, PAGE_SIZE, step.n, CHAIN_LENGTH)
+        return attend(
+            q, memory, self.pages, step.starts, step.lengths, PAGE_SIZE, step.n, CHAIN_LENGTH, arrived=self.arrived
+        )
 
 
 def compile_chain(task: tuple[str, Way]) -> None:
@@ -506,38 +510,7 @@ def _chain_row(one: dict[str, Any]) -> None:
     print(f"{one['model']:>5} {one['step']:>10} {one['way']:>20} {times} {whole}{remark}", flush=True)
 
 
-# Tokens from logits, heads into memory
-
-
-def bench_sample(bench: Bench) -> list[dict[str, Any]]:
-    """choose and rank beside plain torch, at temperature 0 and 1."""
-    n_vocab, n_known = 151936, 151669
-    print(f"\n{'sample, us':>28} {'L':>4} {'torch':>10} " + " ".join(f"block {b:>5}" for b in (1024, 2048, 4096)))
-    found = []
-    for n_rows in (1, 7, 64):
-        many = [torch.randn(n_rows, n_vocab, device=bench.device) * 3 for _ in range(max(1, 256 // n_rows))]
-        seeds = torch.randint(2**63 - 1, (n_rows,), device=bench.device)
-        positions = torch.arange(n_rows, device=bench.device)
-        for heat, n in ((0.0, 1), (1.0, 1), (1.0, 8), (1.0, 65)):
-            rules = (torch.full((n_rows,), heat, device=bench.device), seeds, positions, n_known)
-            plain = _time_eager_us(partial(_best_plain, many[0], heat, n, rules))
-            blocks = {
-                block: time_us([partial(sample.rank, logits, *rules, n, _block=block) for logits in many])
-                for block in (1024, 2048, 4096)
-            }
-            expected, _ = sample.rank_plain(many[0], *rules, n)
-            n_wrong = int((sample.rank(many[0], *rules, n)[0] != expected).any(1).sum())
-            found.append({"n": n, "heat": heat, "rows": n_rows, "plain": plain, "blocks": blocks, "n_wrong": n_wrong})
-            name = f"{n} best, temperature {heat:.0f}"
-            times = " ".join(f"{us:11.1f}" for us in blocks.values())
-            print(f"{name:>28} {n_rows:>4} {plain:10.1f} {times}  {n_wrong} rows differ")
-    return found
-
-
-def _best_plain(logits: Tensor, heat: float, n: int, rules: tuple[Tensor, Tensor, Tensor, int]) -> object:
-    if n > 1:
-        return sample.rank_plain(logits, *rules, n)
-    return sample.choose_plain(logits, *rules) if heat else logits[:, : rules[3]].argmax(-1)
+# Heads into memory
 
 
 def bench_rotary(bench: Bench) -> list[dict[str, Any]]:
@@ -566,71 +539,6 @@ def _time_eager_us(call: Call, n: int = 20) -> float:
         call()
     torch.cuda.synchronize()
     return (time.perf_counter() - began) * 1e6 / n
-
-
-# Attention
-
-
-def bench_attention(bench: Bench) -> list[dict[str, Any]]:
-    """Both kernels; TB/s of the keys and values that must be read, each once."""
-    print(f"\n{'attention':>28} {'rows':>4} {'length':>6} {'queries':>7} {'us':>8} {'TB/s':>6} {'error':>8}")
-    found = []
-    for model in HEADS:
-        for n_rows in (1, 8):
-            for length in (300, 1000, 4000):
-                for n_queries in (1, 7):
-                    found.append(_attend(bench, model, n_rows, length, n_queries))
-                found.append(_attend_branches(bench, model, n_rows, length))
-    return found
-
-
-def _texts(bench: Bench, model: str, n_rows: int, length: int) -> tuple[list[Tensor], Tensor]:
-    """Memories [n_slots, 2 * H_kv, d] to read in turn, and the pages [R, P] of every row in each."""
-    _, n_kv, d = HEADS[model]
-    n_pages = math.ceil(length / PAGE_SIZE)
-    n_slots = n_rows * n_pages * PAGE_SIZE
-    pages = torch.randperm(n_rows * n_pages, device=bench.device).view(n_rows, n_pages).int()
-    return [piece.view(n_slots, 2 * n_kv, d) for piece in bench.copies(n_slots * 2 * n_kv * d)], pages
-
-
-def _attend(bench: Bench, model: str, n_rows: int, length: int, n_queries: int) -> dict[str, Any]:
-    n_q, n_kv, d = HEADS[model]
-    memories, pages = _texts(bench, model, n_rows, length)
-    q = bench.randn(n_rows * n_queries, n_q, d)
-    starts = torch.arange(n_rows + 1, device=bench.device).int() * n_queries
-    lengths = torch.full((n_rows,), length, device=bench.device).int()
-    rest = (pages, starts, lengths, PAGE_SIZE, n_queries, length)
-    us = time_us([partial(attend, q, memory, *rest) for memory in memories])
-    error = _error(attend(q, memories[0], *rest), attend_plain(q, memories[0], *rest))
-    return _attended("attend", model, n_rows, length, n_queries, us, error, 4 * n_rows * length * n_kv * d)
-
-
-def _attend_branches(bench: Bench, model: str, n_rows: int, length: int) -> dict[str, Any]:
-    n_q, n_kv, d = HEADS[model]
-    memories, pages = _texts(bench, model, n_rows, length)
-    n, n_seen = n_rows * BRANCHES, 4
-    q, own = bench.randn(n, n_q, d), bench.randn(n, 8, 2 * n_kv, d)
-    forks = torch.full((n,), length, device=bench.device).int() - torch.arange(n, device=bench.device).int() % BRANCHES
-    rest = (pages, forks, own, n_seen, PAGE_SIZE, length)
-    us = time_us([partial(attend_branches, q, memory, *rest) for memory in memories])
-    error = _error(attend_branches(q, memories[0], *rest), attend_branches_plain(q, memories[0], *rest))
-    n_bytes = 4 * (n_rows * length + n * n_seen) * n_kv * d
-    return _attended("branches", model, n_rows, length, BRANCHES, us, error, n_bytes)
-
-
-def _attended(
-    name: str, model: str, n_rows: int, length: int, n_queries: int, us: float, error: float, n_bytes: int
-) -> dict[str, Any]:
-    rate = n_bytes / us / 1e6
-    title = f"{model} {name}"
-    print(f"{title:>28} {n_rows:>4} {length:>6} {n_queries:>7} {us:8.1f} {rate:6.2f} {error:8.1e}", flush=True)
-    found = {"kernel": name, "model": model, "rows": n_rows, "length": length, "queries": n_queries}
-    return {**found, "us": us, "error": error, "tb_per_s": rate}
-
-
-def _error(result: Tensor, expected: Tensor) -> float:
-    """The largest difference, of the largest value."""
-    return float((result.float() - expected.float()).abs().max() / expected.float().abs().max())
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ from saguaro.algo.planning import Ahead, Planned
 from saguaro.draft.model import ModelDrafter, Prepared
 from saguaro.draft.planner import Planner
 from saguaro.draft.rows import Proposal, Row
-from saguaro.engine.graphed import float_bits
-from saguaro.engine.graphs import Graphs, Mirror, Moment, SideStream, as_float, bucket
+from saguaro.engine.graphed import float_bits, noise_of
+from saguaro.engine.graphs import Graphs, Mirror, Moment, SideStream, bucket
 from saguaro.engine.kv import KVCache
 from saguaro.engine.layout import Segment
-from saguaro.engine.paged import Paged, PagedAttention, slots_at, split_of
+from saguaro.engine.paged import Paged, PagedAttention, ends, from_left, slots_at, split_of
 from saguaro.engine.tables import PageTables
 from saguaro.kernels.bundle import Kernels
 from saguaro.model.transformer import Transformer, Turn
@@ -80,7 +80,8 @@ class PagedBranches:
     """Attention of branches whose trunks lie on pages; their own keys and values lie apart."""
 
     def __init__(self, cache: KVCache, own: Tensor, kernels: Kernels, longest: int) -> None:
-        self._cache, self._own, self._kernels, self._longest = cache, own, kernels, longest
+        self._cache, self._own, self._kernels = cache, own, kernels
+        self._longest, self._split = longest, split_of(longest)
         self._first = torch.arange(own.shape[1], device=own.device) * own.shape[2]  # slot of a branch's first token
         self._pages = self._forks = self._slots = torch.empty(0)
         self._step = 0
@@ -101,7 +102,7 @@ class PagedBranches:
         )
         return kernels.attend_branches(
             q, self._cache.layers[layer], self._pages, self._forks, own[:n], self._step + 1,
-            self._cache.page_size, self._longest, split=split_of(self._longest),
+            self._cache.page_size, self._longest, split=self._split,
         )  # fmt: skip
 
 
@@ -178,7 +179,7 @@ class GraphDrafter:
     @torch.inference_mode()
     def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
         """Draft after each text; nothing where it is far from read, or where there is no room."""
-        ready = [row for row in rows if self.eager.is_near(row) and self.eager.reserve(row)]
+        ready = self.eager.ready(rows)
         if not ready:
             return Proposal([[] for _ in rows])
         with self._stream():
@@ -201,7 +202,7 @@ class GraphDrafter:
         """See Drafter. It is launched, and done when somebody asks what was prepared."""
         assert budget == self._budget
         adopted, self._at.adopted = self._at.adopted, {}
-        ready = [row for row in rows if self.eager.is_near(row) and self.eager.reserve(row)]
+        ready = self.eager.ready(rows)
         for row in rows:
             if row.slot in adopted and row not in ready:
                 self.eager.trunks[row.slot].n_computed = len(row.text) - 1  # nobody copies its branch
@@ -344,19 +345,14 @@ class GraphDrafter:
 
     def _extend(self, lines: Tensor, pages: Tensor) -> None:
         """Compute the last token of each text and what is in flight after it, and rank after each."""
-        k, steps, length = self._lookahead, self._at.steps, lines[:, LENGTH]
-        first = k - length[:, None]  # padding before the text's last token
-        positions = (lines[:, TEXT] + length - 1 - k)[:, None] + steps
-        slots = slots_at(pages, positions, steps >= first, self.eager.cache.page_size)
-        lengths = torch.where(length >= 0, lines[:, TEXT] + length, 0).int()
-        starts = self._at.starts[: len(lines) + 1] * (k + 1)
-        places = Paged(slots.flatten(), pages, starts, lengths, k + 1, self._longest)
-        hidden = self._compute(lines[:, N_FACTS:], positions.clamp(min=0), places)
-        found = self._rank(hidden, self._noise(lines, k + 1), positions.flatten() + 1)
-        at = (first + steps).clamp(max=k)[..., None]  # [R, K+1, 1]
-        candidates, scores = (x.view(len(lines), k + 1, -1) for x in found)
+        steps, length = self._at.steps, lines[:, LENGTH]
+        starts = self._at.starts[: len(lines) + 1] * len(steps)
+        rows = ends(lines[:, TEXT], length, steps, pages, starts, self.eager.cache.page_size, self._longest)
+        hidden = self._compute(lines[:, N_FACTS:], rows.positions.clamp(min=0), rows.paged)
+        found = self._rank(hidden, self._noise(lines, len(steps)), rows.positions.flatten() + 1)
+        candidates, scores = (x.view(len(lines), len(steps), -1) for x in found)
         width = candidates.shape[2]
-        at = at.expand(-1, -1, width)
+        at = from_left(length, steps)[..., None].expand(-1, -1, width)
         self.eager.candidates[lines[:, SLOT], :, :width] = candidates.gather(1, at)
         self.eager.scores[lines[:, SLOT], :, :width] = scores.gather(1, at)
 
@@ -385,8 +381,7 @@ class GraphDrafter:
 
     def _noise(self, lines: Tensor, n: int) -> tuple[Tensor, Tensor]:  # [R * n] each
         """Temperature and seed of each of a row's n places."""
-        temperature, seeds = as_float(lines[:, TEMPERATURE]), lines[:, SEED]
-        return temperature[:, None].expand(-1, n).flatten(), seeds[:, None].expand(-1, n).flatten()
+        return noise_of(lines[:, TEMPERATURE], lines[:, SEED], n)
 
     def _rank(self, hidden: Tensor, noise: tuple[Tensor, Tensor], following: Tensor) -> tuple[Tensor, Tensor]:
         """Candidates for the tokens at these positions, [T], after these hidden states -> tokens, scores [T, C]."""
@@ -396,6 +391,6 @@ class GraphDrafter:
 
     def _in_flight(self, lines: Tensor) -> Tensor:  # [R, K]
         """The speculations, from the left, and 0 after them."""
-        k, steps, length = self._lookahead, self._at.steps[:-1], lines[:, LENGTH, None]
-        tokens = lines[:, N_FACTS:].gather(1, (k - length + 1 + steps).clamp(max=k))
-        return torch.where(steps < length, tokens, 0)
+        length = lines[:, LENGTH]
+        tokens = lines[:, N_FACTS:].gather(1, from_left(length, self._at.steps)[:, 1:])
+        return torch.where(self._at.steps[:-1] < length[:, None], tokens, 0)

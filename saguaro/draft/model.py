@@ -188,7 +188,7 @@ class ModelDrafter:
     @torch.inference_mode()
     def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
         """Draft after each text; nothing where it is far from read, or where there is no room."""
-        ready = [row for row in rows if self.is_near(row) and self.reserve(row)]
+        ready = self.ready(rows)
         names = [self._guess.start() for _ in ready]
         drafted: dict[Row, list[int]] = {row: [] for row in rows}
         drawn: list[Tensor] = []
@@ -217,7 +217,7 @@ class ModelDrafter:
     @torch.inference_mode()
     def look_ahead(self, rows: Sequence[Row]) -> Ahead:
         """Candidates along the speculations in flight, for the rows that are near."""
-        ready = [row for row in rows if self.is_near(row) and self.reserve(row)]
+        ready = self.ready(rows)
         behind = [row for row in ready if self.trunks[row.slot].n_computed < len(row.text) + len(row.speculation)]
         if behind:
             self._extend(behind, [row.speculation for row in behind], None)
@@ -318,6 +318,10 @@ class ModelDrafter:
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
         return self._runner.forward(flatten(segments, self.cache.page_size, self._model.device))
+
+    def ready(self, rows: Sequence[Row]) -> list[Row]:
+        """Those that are near and have room."""
+        return [row for row in rows if self.is_near(row) and self.reserve(row)]
 
     def is_near(self, row: Row) -> bool:
         """Whether so little is left to compute that it can be done in passing."""

@@ -1,12 +1,8 @@
 """Verification as one captured step with its acceptance: for batches in which every row decodes.
 
-A row's text and speculation stand at the end of its K + 1 places, so that padding comes first and sees only what is
-computed:
-
-    length 2 of K = 4    places   . . t s s        t: the text's last token, s: speculated, .: padding
-    positions                     2 3 4 5 6        padding is computed and not kept
-
-The host writes a line of numbers for each row, the step reads them, and one wait gives the outcome.
+A row's text and speculation stand at the end of its K + 1 places (engine.paged.Ends), so that padding comes first and
+sees only what is computed. The host writes a line of numbers for each row, the step reads them, and one wait gives the
+outcome.
 """
 
 import struct
@@ -20,7 +16,7 @@ from torch import Tensor
 from saguaro.algo.verification import accept
 from saguaro.engine.graphs import Graphs, Mirror, Moment, as_float, bucket
 from saguaro.engine.kv import KVCache
-from saguaro.engine.paged import Paged, PagedAttention, slots_at
+from saguaro.engine.paged import PagedAttention, ends, from_left
 from saguaro.engine.request import Request
 from saguaro.engine.sampler import is_plain
 from saguaro.engine.scheduler import Batch
@@ -32,7 +28,7 @@ from saguaro.types import Outcome, Speculation
 
 MOST_FLOAT = torch.finfo(torch.float32).max
 
-SLOT, START, LENGTH, SEED, TEMPERATURE, TOKENS = range(6)  # columns of a row's line; the tokens are the last ones
+SLOT, TEXT, LENGTH, SEED, TEMPERATURE, TOKENS = range(6)  # columns of a row's line; the tokens are the last ones
 
 
 @dataclass(frozen=True)
@@ -132,7 +128,7 @@ class GraphVerifier:
     def _line(self, request: Request, drafted: list[int]) -> list[int]:
         padding = [0] * (self._lookahead - len(drafted))
         temperature = float_bits(request.params.temperature)
-        facts = [request.slot, len(request.tokens) - 1, len(drafted), request.seed, temperature]
+        facts = [request.slot, len(request.tokens), len(drafted), request.seed, temperature]
         return [*facts, *padding, request.tokens[-1], *drafted]
 
     def _nobody(self) -> list[int]:
@@ -140,29 +136,20 @@ class GraphVerifier:
 
     def _step(self, size: int) -> None:
         """Compute, choose, accept: everything on the device."""
-        k, steps = self._lookahead, self._at.steps
-        lines = self._at.lines.device[:size]
-        n, tokens = lines[:, LENGTH], lines[:, TOKENS:]
-        positions = (lines[:, START] + n - k)[:, None] + steps  # [R, K+1]
-        first = k - n[:, None]  # [R, 1]: padding before the text's last token
-        pages = self._tables.device[lines[:, SLOT]]
-        slots = slots_at(pages, positions, steps >= first, self._page_size)
-        lengths = (lines[:, START] + n + 1).int()
-        self._attention.plan_paged(
-            Paged(slots.flatten(), pages, self._at.starts[: size + 1], lengths, k + 1, self._longest)
-        )
-        hidden = self._model(
-            tokens.flatten(), positions.clamp(min=0).flatten(), self._attention, self._kernels.products
-        )
+        steps, lines = self._at.steps, self._at.lines.device[:size]
+        n, tokens, pages = lines[:, LENGTH], lines[:, TOKENS:], self._tables.device[lines[:, SLOT]]
+        starts = self._at.starts[: size + 1]
+        rows = ends(lines[:, TEXT], n, steps, pages, starts, self._page_size, self._longest)
+        self._attention.plan_paged(rows.paged)
+        positions = rows.positions.flatten()
+        hidden = self._model(tokens.flatten(), positions.clamp(min=0), self._attention, self._kernels.products)
         logits = self._model.logits(hidden, self._kernels.products)
         self._at.logits[size] = logits
-        temperature, seeds = (
-            x[:, None].expand(-1, k + 1).flatten() for x in (as_float(lines[:, TEMPERATURE]), lines[:, SEED])
-        )
-        chosen = self._kernels.choose(logits, temperature, seeds, positions.flatten() + 1, self._n_known)
-        targets = chosen.view(size, k + 1).gather(1, (first + steps).clamp(max=k))
-        speculated = tokens.gather(1, (first + 1 + steps[:k]).clamp(max=k))
-        n_accepted, bonus = accept(targets, speculated, n.clamp(min=0))
+        noise = noise_of(lines[:, TEMPERATURE], lines[:, SEED], len(steps))
+        chosen = self._kernels.choose(logits, *noise, positions + 1, self._n_known)
+        at = from_left(n, steps)  # [R, K+1]
+        targets = chosen.view(size, len(steps)).gather(1, at)
+        n_accepted, bonus = accept(targets, tokens.gather(1, at[:, 1:]), n.clamp(min=0))
         self._at.result.device[:size] = torch.stack((n_accepted, bonus), 1)
 
     def _places(self, drafted: list[list[int]]) -> Tensor:  # [L, V]
@@ -175,6 +162,11 @@ class GraphVerifier:
 
 def _is_simple(request: Request) -> bool:
     return request.params.logprobs is None and is_plain(request.params)
+
+
+def noise_of(temperature: Tensor, seeds: Tensor, n: int) -> tuple[Tensor, Tensor]:  # [R] as they travel -> [R * n]
+    """Temperature and seed of each of a row's n places."""
+    return as_float(temperature)[:, None].expand(-1, n).flatten(), seeds[:, None].expand(-1, n).flatten()
 
 
 def float_bits(value: float) -> int:

@@ -70,6 +70,46 @@ class PagedAttention:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Ends:
+    """Rows of K + 1 places at whose end the last tokens of a text stand; padding comes first, and is not kept.
+
+    n = 2 of K = 4    places   . . t s s        t: the text's last token, s: the n tokens after it, .: padding
+    positions                  2 3 4 5 6
+    """
+
+    positions: Tensor  # [R, K+1] int64; below 0 where padding has none
+    paged: Paged
+
+
+def ends(
+    text: Tensor,  # [R] int64: tokens of each text; 0: padding, a row that nobody has
+    n: Tensor,  # [R] int64: tokens after it; -1 for such a row
+    steps: Tensor,  # [K+1] int64: 0..K
+    pages: Tensor,  # [R, P] int32
+    starts: Tensor,  # [R + 1] int32: where each row's places begin
+    page_size: int,
+    longest: int,
+) -> Ends:
+    """Where the tokens of such rows are."""
+    k = len(steps) - 1
+    positions = (text + n - 1 - k)[:, None] + steps
+    slots = slots_at(pages, positions, steps >= k - n[:, None], page_size)
+    lengths = (text + n).clamp(min=0).int()
+    return Ends(positions, Paged(slots.flatten(), pages, starts, lengths, k + 1, longest))
+
+
+def from_left(n: Tensor, steps: Tensor) -> Tensor:  # [R], [K+1] -> [R, K+1] int64
+    """The places of a text's last token and of the n tokens after it; beyond them, the last place.
+
+    >>> from_left(torch.tensor([1, 2]), torch.arange(3))
+    tensor([[1, 2, 2],
+            [0, 1, 2]])
+    """
+    k = len(steps) - 1
+    return (k - n[:, None] + steps).clamp(max=k)
+
+
 def split_of(longest: int) -> int:
     """Keys of a split, for texts up to this long: so many that there are at most MAX_SPLITS.
 

@@ -174,16 +174,16 @@ class Transformer(nn.Module):
             )
         self.layers = nn.ModuleList(Layer(spec, device, dtype) for _ in range(spec.n_layers))
         self.norm = vector(spec.hidden, device, dtype)
+        self._norms = self._read_through()
         self.frequencies = spec.rope.frequencies(spec.head_dim).to(device)  # [d / 2]
         self._table: tuple[Tensor, Tensor] | None = None  # of all positions, once it is needed
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention, by: Products = TORCH) -> Tensor:
         """tokens [T] int64, positions [T] int64 -> hidden states [T, D], before the last norm."""
         turn = Turn(self.spec.n_heads, None, None, self.spec.norm_eps, *self._angles(positions))
-        norms: list[Tensor] = [*(layer.get_parameter("norm1") for layer in self.layers), self.norm]
-        stream = by.begin(self.embedding.index_select(0, tokens), norms[0], self.spec.norm_eps)
+        stream = by.begin(self.embedding.index_select(0, tokens), self._norms[0], self.spec.norm_eps)
         for index, layer in enumerate(self.layers):
-            stream = layer(index, stream, turn, attention, by, norms[index + 1])
+            stream = layer(index, stream, turn, attention, by, self._norms[index + 1])
         return stream.x
 
     def logits(self, hidden: Tensor, by: Products = TORCH) -> Tensor:  # [L, D] -> [L, V] float32
@@ -203,8 +203,12 @@ class Transformer(nn.Module):
         twin.token_map, twin.head, twin.embedding = self.token_map, self.head, self.embedding
         twin.is_tied = self.is_tied
         twin.layers, twin.norm, twin.frequencies = nn.ModuleList(kept), self.norm, self.frequencies
-        twin._table = None
+        twin._norms, twin._table = twin._read_through(), None
         return twin
+
+    def _read_through(self) -> list[Tensor]:
+        """The norms through which the stream is read: by each layer, then by the head."""
+        return [*(layer.get_parameter("norm1") for layer in self.layers), self.norm]
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [T] -> cos and sin [T, 1, d]; on a GPU out of a table, where every operation is a launch."""
