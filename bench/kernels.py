@@ -6,7 +6,7 @@ Shapes are those of two models, 32b and 0.6b. Every time is that of a call in a 
 (or keys) of its own, so that the cache does not hold what a step would read from memory. Products are compared with
 cuBLAS's alone (torch.mm: without the norm, the gate or the sum that ours include), and checked against float32 and for
 rows that are the same bits whatever their number. A chain is the layers of a model one after the other, as a step runs
-them, in several ways of following one another: with and without an early start, and with more or less called for ahead.
+them, in several ways: with and without an early start, and with and without small weights held before it.
 """
 
 import argparse
@@ -36,6 +36,7 @@ from saguaro.kernels import launch, linear, rotary
 from saguaro.kernels.attention import attend, counters
 from saguaro.kernels.branches import attend_branches
 from saguaro.kernels.linear import Config, TritonProducts
+from saguaro.kernels.short import Short
 from saguaro.model.transformer import TORCH, Products, Stream
 
 DTYPE = torch.bfloat16
@@ -48,7 +49,6 @@ BRANCHES = 8
 OWN, SEEN = 8, 4  # own tokens a branch has room for, and sees
 CHAIN_LENGTH = 640  # tokens of the text that a chain attends to
 SQUARES = 64  # columns for which a stream's writer leaves one sum of squares
-MUCH = 8  # blocks of k called for ahead: all of a small model's, and what the cache holds of a large one's
 MOST_CANDIDATES = 12
 N_CHECKS = 20
 Call = Callable[[], object]
@@ -225,31 +225,26 @@ def exact(shape: Shape, given: Inputs, weight: Tensor) -> Tensor:
     return apply(shape, wide, TORCH.begin(wide.x, wide.norm, EPS), weight.float(), TORCH)
 
 
-def cut_as(cut: Config, device: torch.device) -> TritonProducts:
+def cut_as(cut: Config | Short, device: torch.device) -> TritonProducts:
     """Products that are all cut alike."""
     return TritonProducts(device, lambda n_in, n_out, dtype: cut)
 
 
-def present(shape: Shape) -> Config:
-    """The configuration in use."""
-    return linear.config(shape.n_in, shape.n_out, DTYPE)
-
-
-def candidates(shape: Shape) -> list[Config]:
-    """What to try: the present configuration first, then with nothing and with much called for early, then others."""
-    now = present(shape)
-    found = [now, now._replace(ahead=0), now._replace(ahead=MUCH)]
+def candidates(shape: Shape) -> list[Config | Short]:
+    """What to try: the configuration in use, that of the loop, and others."""
+    weight = (shape.n_in, shape.n_out, DTYPE)
+    found: list[Config | Short] = [linear.choose(*weight), linear.config(*weight)]
     for block_n, block_k, warps, stages in TILES:
         n_tiles, n_blocks = math.ceil(shape.n_out / block_n), math.ceil(shape.n_in / block_k)
         # The fewest parts that give every multiprocessor a program, and those that give it two.
         least = 2 ** math.ceil(math.log2(max(1.0, 128 / n_tiles)))
         for split in (least, 2 * least):
             if split <= min(16, n_blocks) and (split == least or split * n_tiles <= 512):
-                found.append(Config(block_n, block_k, split, warps, stages, now.ahead))
+                found.append(Config(block_n, block_k, split, warps, stages))
     return list(dict.fromkeys(found))[:MOST_CANDIDATES]
 
 
-def compile_one(task: tuple[Shape, Config, int]) -> None:
+def compile_one(task: tuple[Shape, Config | Short, int]) -> None:
     """Leave a kernel in Triton's cache on disk; one that needs more than the GPU has is found out again later."""
     shape, cut, n_rows = task
     device = torch.device("cuda")
@@ -270,11 +265,14 @@ def compile_all(call: Callable[[Any], None], tasks: Iterable[Any]) -> None:
     print(f"{len(tasks)} tasks compiled in {time.monotonic() - began:.0f} s", flush=True)
 
 
-def to_compile() -> Iterable[tuple[Shape, Config, int]]:
+def to_compile() -> Iterable[tuple[Shape, Config | Short, int]]:
     """Each kernel of the sweep once: models share those that differ in sizes only."""
-    kernels: dict[object, tuple[Shape, Config, int]] = {}
+    kernels: dict[object, tuple[Shape, Config | Short, int]] = {}
     for shape in SHAPES:
         for cut in candidates(shape):
+            if isinstance(cut, Short):  # one kernel for any number of rows
+                kernels[shape, cut] = (shape, cut, 16)
+                continue
             for n_rows in (16, 32, 64):
                 given = torch.empty(n_rows, shape.n_in, dtype=DTYPE, device="meta")
                 words = linear._Cut.of(cut, n_rows, shape.n_in, shape.n_out).keywords(given)
@@ -351,26 +349,24 @@ def _row(shape: Shape, name: str, us: list[float], remark: str = "") -> None:
 # Layers, one after the other
 
 
+Choose = Callable[[int, int, torch.dtype], Config | Short]
+
+
 @dataclass(frozen=True)
 class Way:
     """How a chain is run."""
 
     name: str
-    is_early: bool  # kernels may start before the one before has ended
-    ahead: int | None  # blocks of weights called for early; None: as configured
-    is_torch: bool = False  # products by torch, the rest as ever
+    choose: Choose | None  # None: products by torch, the rest as ever
+    is_early: bool = True  # kernels may start before the one before has ended
 
 
-ONE_BY_ONE = Way("one after the other", False, None)
+ONE_BY_ONE = Way("one after the other", linear.choose, is_early=False)
 WAYS = [
-    Way("torch products", True, None, is_torch=True),
+    Way("torch products", None),
     ONE_BY_ONE,
-    Way("early, ahead 0", True, 0),
-    Way("early, ahead 1", True, 1),
-    Way("early, ahead 2", True, 2),
-    Way("early, ahead 4", True, 4),
-    Way("early, ahead 8", True, 8),
-    Way("early, as configured", True, None),
+    Way("early, loops only", linear.config),
+    Way("early, as configured", linear.choose),
 ]
 DEPTHS = {"32b": 8, "0.6b": 30}  # layers of a chain
 STEPS = {"32b": ("1", "7", "16"), "0.6b": ("1", "7", "8 branches")}
@@ -383,12 +379,7 @@ def launched(way: Way) -> AbstractContextManager[object]:
 
 def products_of(way: Way, device: torch.device) -> Products:
     """The products of a way."""
-    if way.is_torch:
-        return TORCH
-    if way.ahead is None:
-        return TritonProducts(device)
-    ahead = way.ahead
-    return TritonProducts(device, lambda *weight: linear.config(*weight)._replace(ahead=ahead))
+    return TORCH if way.choose is None else TritonProducts(device, way.choose)
 
 
 @dataclass(frozen=True)
@@ -471,7 +462,7 @@ def compile_chain(task: tuple[str, Way]) -> None:
 
 
 def bench_chain(bench: Bench) -> list[dict[str, Any]]:
-    """Whole layers in one graph: what starting early brings, and calling for weights ahead."""
+    """Whole layers in one graph: what starting early brings, and holding small weights."""
     compile_all(compile_chain, [(model, way) for model in DEPTHS for way in WAYS])
     print(f"\n{'chain':>5} {'step':>10} {'':>20} {'us a layer':>10} {'floor':>6} {'share':>5} {'head':>6} {'whole':>8}")
     found = []
@@ -479,16 +470,17 @@ def bench_chain(bench: Bench) -> list[dict[str, Any]]:
         chain = Chain(model, n_layers, bench.device)
         for name in STEPS[model]:
             step = Step.of(name, bench.device)
-            with launched(ONE_BY_ONE):
-                expected = chain.run(step, TritonProducts(bench.device))
-            found += [{"model": model, "step": name} | run_way(bench, chain, step, way, expected) for way in WAYS]
+            for way in WAYS:
+                with launched(ONE_BY_ONE):
+                    expected = chain.run(step, products_of(way, bench.device))
+                found.append({"model": model, "step": name} | run_way(bench, chain, step, way, expected))
             for one in found[-len(WAYS) :]:
                 _chain_row(one)
     return found
 
 
 def run_way(bench: Bench, chain: Chain, step: Step, way: Way, expected: Tensor) -> dict[str, Any]:
-    """Times of one way, and how often its bits were others than expected (ONE_BY_ONE's, not in a graph)."""
+    """Times of one way, and how often its bits were others than expected (one by one, not in a graph)."""
     with launched(way):
         by = products_of(way, bench.device)
         n_wrong = 0
@@ -500,7 +492,7 @@ def run_way(bench: Bench, chain: Chain, step: Step, way: Way, expected: Tensor) 
         layers = time_graph_us(capture([partial(chain.run, step, by, False)])[0])
     a_layer, floor = layers / len(chain.layers), chain.layer_bytes() / bench.bandwidth * 1e6
     times = {"us_a_layer": a_layer, "floor_us": floor, "head_us": whole - layers, "whole_us": whole}
-    return {"way": way.name, **times, "n_wrong": None if way.is_torch else n_wrong}
+    return {"way": way.name, **times, "n_wrong": None if way.choose is None else n_wrong}
 
 
 def _chain_row(one: dict[str, Any]) -> None:

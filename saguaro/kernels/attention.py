@@ -53,7 +53,7 @@ class Tile(NamedTuple):
 
 
 # A split's keys are one block, all in flight at once; few rows, so that what is merged is little (bench/attention.py).
-TILE = Tile(16, 128, 4, 1)
+TILE = Tile(16, 128, 8, 1)
 # Exact fp32 products have no tensor cores: every thread holds whole rows, so the tile is small.
 EXACT_TILE = Tile(16, 16, 4, 1)
 
@@ -247,11 +247,17 @@ def _attend_kernel(
     lanes = tl.arange(0, BLOCK_M)
     text = pages + row.to(tl.int64) * n_pages
     memory_of_head = memory + head * D
-    wait_for_previous(EARLY)
     start, length = tl.load(starts + row), tl.load(lengths + row)
     n = tl.load(starts + row + 1) - start
     n_keys = length - n + tl.minimum(n, first + PER_TILE)  # that the tile's last query sees: no later key is loaded
     n_parts = tl.maximum(tl.cdiv(tl.maximum(n_keys, 0), SPLIT), 1)
+    if not IS_WHOLE:  # keys that were there before this step need not wait for it
+        position = share * SPLIT + tl.arange(0, BLOCK_N)
+        slots = slots_of(text, position, n_keys, PAGE_SIZE)
+        is_new = (position >= length - n) & (position < n_keys)
+        none = tl.zeros([BLOCK_N, D_PAD], memory.dtype.element_ty)
+        keys, values = load_keys(memory_of_head, slots, (position < n_keys) & ~is_new, none, none, H_KV, D)
+    wait_for_previous(EARLY)
     if (first >= n) | (share >= n_parts):
         return
     query = first + lanes // G
@@ -265,16 +271,25 @@ def _attend_kernel(
         )
         store_result(out, cell, lanes < n_lanes, total, side, D)
     else:
+        keys, values = load_keys(memory_of_head, slots, is_new, keys, values, H_KV, D)
         top, total, side = empty_softmax(BLOCK_M, D_PAD)
-        for split in range(share, n_parts, n_shares):
-            top, total, side = attend_split(
-                queries, n_seen, memory_of_head, text, split * SPLIT, n_keys, scale, H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N
-            )
-            if n_parts > 1:
-                store_part(tops, sums, sides, cell * n_splits + split, lanes < n_lanes, top, total, side)
+        top, total, side = extend_softmax(
+            queries, keys, values, position[None] < n_seen[:, None], top, total, side, scale
+        )
+        top, total, side = extend_split(
+            queries, n_seen, memory_of_head, text, share * SPLIT + BLOCK_N, (share + 1) * SPLIT, n_keys,
+            top, total, side, scale, H_KV, D, PAGE_SIZE, BLOCK_N,
+        )  # fmt: skip
         if n_parts == 1:
             store_result(out, cell, lanes < n_lanes, total, side, D)
         else:
+            store_part(tops, sums, sides, cell * n_splits + share, lanes < n_lanes, top, total, side)
+            for split in range(share + n_shares, n_parts, n_shares):
+                top, total, side = attend_split(
+                    queries, n_seen, memory_of_head, text, split * SPLIT, n_keys, scale,
+                    H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N,
+                )  # fmt: skip
+                store_part(tops, sums, sides, cell * n_splits + split, lanes < n_lanes, top, total, side)
             counter = arrived + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
             if is_last(counter, tl.cdiv(n_parts - share, n_shares), n_parts):
                 merge_tile(
@@ -332,26 +347,45 @@ def attend_split(
     queries [BLOCK_M, D_PAD]; row i sees the keys before n_seen[i], none of them at or after n_keys.
     """
     top, total, side = empty_softmax(queries.shape[0], queries.shape[1])
-    for first in range(base, tl.minimum(base + SPLIT, n_keys), BLOCK_N):
-        positions = first + tl.arange(0, BLOCK_N)
-        is_key = positions < n_keys
-        page = tl.load(pages + positions // PAGE_SIZE, mask=is_key, other=0)
-        slots = page.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE
-        keys, values = load_keys(memory, slots, is_key, H_KV, D, queries.shape[1])
-        is_seen = positions[None] < n_seen[:, None]
+    return extend_split(
+        queries, n_seen, memory, pages, base, base + SPLIT, n_keys, top, total, side, scale, H_KV, D, PAGE_SIZE, BLOCK_N
+    )
+
+
+@triton.jit
+def extend_split(
+    queries, n_seen, memory, pages, base, end, n_keys, top, total, side, scale,
+    H_KV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The softmax over the keys so far and those of base .. end."""
+    none = tl.zeros([BLOCK_N, queries.shape[1]], memory.dtype.element_ty)
+    for first in range(base, tl.minimum(end, n_keys), BLOCK_N):
+        position = first + tl.arange(0, BLOCK_N)
+        slots = slots_of(pages, position, n_keys, PAGE_SIZE)
+        keys, values = load_keys(memory, slots, position < n_keys, none, none, H_KV, D)
+        is_seen = position[None] < n_seen[:, None]
         top, total, side = extend_softmax(queries, keys, values, is_seen, top, total, side, scale)
     return top, total, side
 
 
 @triton.jit
-def load_keys(memory, slots, is_key, H_KV: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr):
-    """Keys and values [BLOCK_N, D_PAD] of the slots of one head (where `memory` points to); zeros where no key is."""
+def slots_of(pages, position, n_keys, PAGE_SIZE: tl.constexpr):
+    """Where a text's keys at these positions lie, those before n_keys."""
+    page = tl.load(pages + position // PAGE_SIZE, mask=position < n_keys, other=0)
+    return page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
+
+
+@triton.jit
+def load_keys(memory, slots, is_key, keys, values, H_KV: tl.constexpr, D: tl.constexpr):
+    """Keys and values [BLOCK_N, D_PAD] of the slots of one head (where `memory` points to).
+
+    Where no key is, they are as given.
+    """
+    D_PAD: tl.constexpr = keys.shape[1]
     dims = tl.arange(0, D_PAD)[None]
     at = memory + (slots * (2 * H_KV * D))[:, None] + dims
     mask = is_inside(is_key[:, None], dims, D, D_PAD)
-    keys = tl.load(at, mask=mask, other=0.0)
-    values = tl.load(at + H_KV * D, mask=mask, other=0.0)
-    return keys, values
+    return tl.load(at, mask=mask, other=keys), tl.load(at + H_KV * D, mask=mask, other=values)
 
 
 @triton.jit

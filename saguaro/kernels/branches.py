@@ -32,6 +32,7 @@ from saguaro.kernels.attention import (
     dot_dtype,
     empty_softmax,
     extend_softmax,
+    extend_split,
     is_last,
     keys_of,
     load_keys,
@@ -41,6 +42,7 @@ from saguaro.kernels.attention import (
     padded,
     power_of_two,
     shares,
+    slots_of,
     softmax_scale,
     stages,
     store_part,
@@ -54,7 +56,7 @@ from saguaro.kernels.launch import early, let_next_start, wait_for_previous
 MOST_ROWS = 128  # of a tile: beyond them a row's branches are cut into several tiles
 OWN_BLOCK = 64  # own tokens of a tile's branches at a time, at most: there are few
 TILES = {  # by rows (bench/attention.py)
-    16: Tile(16, 128, 4, 1),
+    16: Tile(16, 128, 8, 1),
     32: Tile(32, 128, 4, 1),
     64: Tile(64, 128, 4, 1),
     128: Tile(128, 64, 8, 3),
@@ -163,13 +165,18 @@ def _branches_kernel(
     text = pages + row.to(tl.int64) * n_pages
     memory_of_head = memory + head * D
     own_of_tile = own + first.to(tl.int64) * n_own * (2 * H_KV * D) + head * D
-    wait_for_previous(EARLY)
     n_seen = tl.load(forks + first + lanes // G, mask=lanes < n_lanes, other=0)
-    queries = load_queries(q, first, head, lanes, n_lanes, stride_token, stride_head, G, D, D_PAD).to(DOT)
     n_keys = tl.maximum(tl.max(n_seen, 0), 0)
     n_splits = tl.cdiv(n_keys, SPLIT)
+    if not IS_WHOLE:  # the trunk was there before this step, and need not wait for it
+        position = share * SPLIT + tl.arange(0, BLOCK_N)
+        none = tl.zeros([BLOCK_N, D_PAD], memory.dtype.element_ty)
+        slots = slots_of(text, position, n_keys, PAGE_SIZE)
+        keys, values = load_keys(memory_of_head, slots, position < n_keys, none, none, H_KV, D)
+    wait_for_previous(EARLY)
     if share > n_splits:
         return
+    queries = load_queries(q, first, head, lanes, n_lanes, stride_token, stride_head, G, D, D_PAD).to(DOT)
     if IS_WHOLE:
         top, total, side = attend_text(
             queries, n_seen, memory_of_head, text, n_keys, scale, H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N
@@ -180,7 +187,17 @@ def _branches_kernel(
         top, total, side = merge(top, total, side, own_top, own_total, own_side, scale)
         store_result(out, cell, lanes < n_lanes, total, side, D)
     else:
-        for split in range(share, n_splits, n_shares):
+        if share < n_splits:
+            top, total, side = empty_softmax(BLOCK_M, D_PAD)
+            top, total, side = extend_softmax(
+                queries, keys, values, position[None] < n_seen[:, None], top, total, side, scale
+            )
+            top, total, side = extend_split(
+                queries, n_seen, memory_of_head, text, share * SPLIT + BLOCK_N, (share + 1) * SPLIT, n_keys,
+                top, total, side, scale, H_KV, D, PAGE_SIZE, BLOCK_N,
+            )  # fmt: skip
+            store_part(tops, sums, sides, cell * room + share, lanes < n_lanes, top, total, side)
+        for split in range(share + n_shares, n_splits, n_shares):
             top, total, side = attend_split(
                 queries, n_seen, memory_of_head, text, split * SPLIT, n_keys, scale, H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N
             )
@@ -206,11 +223,12 @@ def _attend_own(
     Keys of the tile's n_here branches side by side: 0 0 0 1 1 1 2 2 2 ... for n_seen = 3.
     """
     top, total, side = empty_softmax(queries.shape[0], queries.shape[1])
+    none = tl.zeros([BLOCK_N, queries.shape[1]], own.dtype.element_ty)
     for first in range(0, n_here * n_seen, BLOCK_N):
         index = first + tl.arange(0, BLOCK_N)
         is_key = index < n_here * n_seen
         slots = (index // n_seen).to(tl.int64) * n_own + index % n_seen
-        keys, values = load_keys(own, slots, is_key, H_KV, D, queries.shape[1])
+        keys, values = load_keys(own, slots, is_key, none, none, H_KV, D)
         is_seen = (index // n_seen)[None] == branch[:, None]
         top, total, side = extend_softmax(queries, keys, values, is_seen, top, total, side, scale)
     return top, total, side

@@ -1,11 +1,15 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
 """How kernels of one stream follow one another: the next may start before the one before has ended.
 
-Programmatic dependent launch (NVIDIA, from Hopper on): a kernel that was launched early does what depends on nothing
-(it finds its place, fetches weights), then waits until everything before it is done and seen. Elsewhere a kernel starts
-when the one before has ended, and the wait is nothing.
+Programmatic dependent launch (NVIDIA, from Hopper on): a kernel that was launched early does what does not depend on
+the ones before (it finds its place, fetches weights), then waits until they are done and seen. Elsewhere a kernel
+starts when the one before has ended, and the wait is nothing.
 
-Invariant: a kernel waits before it reads what any kernel wrote, and before it writes anything at all.
+Kernels that let the next one start at once may be several in flight. One of torch's does not: all before it is done
+when the next one starts. Every step of a model begins with one, the look-up of its tokens.
+
+Invariant: a kernel waits before it reads what was written in this step, before it writes anything at all, and before it
+ends. Weights, and what was written before the step (page tables, lengths, keys of former tokens), it may read at once.
 """
 
 import os
@@ -27,7 +31,7 @@ def let_next_start(EARLY: tl.constexpr):
 
 @triton.jit
 def wait_for_previous(EARLY: tl.constexpr):
-    """Until here nothing may be read that a kernel wrote, and nothing written."""
+    """Until here nothing may be read that was written in this step, and nothing written."""
     if EARLY:
         gdc_wait()
 

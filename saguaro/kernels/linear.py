@@ -27,19 +27,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from saguaro.kernels import launch
+from saguaro.kernels import launch, short
 from saguaro.kernels.launch import let_next_start, wait_for_previous
+from saguaro.kernels.short import Short
 from saguaro.model.transformer import TORCH, Stream
 
 MAX_ROWS = 64  # above it torch takes over: many rows are bound by arithmetic
 LEAST_ROWS = 16  # the narrowest right operand
 ROW_TILE = 64  # the widest: further rows are further programs, and find the weight in the cache
 N_COUNTERS = 4096  # tiles a product with a shared k may have
-N_PROGRAMS = 264  # two for each of 132 multiprocessors: what a product is cut into, at least
+N_MULTIPROCESSORS = 132
+N_PROGRAMS = 2 * N_MULTIPROCESSORS  # that run at the same time
+BLOCKS = 24  # of k that a program takes, about: shorter ones merge too often, longer ones end too far apart
 MOST_SPLIT = 8
 # Shared memory of a program, at most: half of what a Hopper has, so that a second one (of the next kernel, maybe) fits.
 SHARED_BYTES = 112 * 1024
-LINE_BYTES = 128  # of the second-level cache
 BEGIN_WARPS = 8
 
 
@@ -51,7 +53,6 @@ class Config(NamedTuple):
     split: int  # programs that share a tile's k
     warps: int
     stages: int  # steps of the loop over k in flight, where shared memory has room for them
-    ahead: int  # first blocks of k whose weights are called for while the kernel before still runs
 
 
 @cache
@@ -59,19 +60,24 @@ def config(n_in: int, n_out: int, dtype: torch.dtype) -> Config:
     """The configuration of a weight.
 
     >>> config(5120, 51200, torch.bfloat16), config(25600, 5120, torch.bfloat16).split
-    (Config(block_n=128, block_k=128, split=1, warps=8, stages=3, ahead=0), 4)
+    (Config(block_n=128, block_k=128, split=1, warps=8, stages=3), 8)
     """
     if dtype == torch.float32:  # no tensor cores: operands live in registers
-        cut = Config(block_n=32, block_k=32, split=1, warps=4, stages=2, ahead=0)
+        cut = Config(block_n=32, block_k=32, split=1, warps=4, stages=2)
     elif 128 * N_PROGRAMS <= n_out < 512 * N_PROGRAMS:
-        return Config(block_n=128, block_k=128, split=1, warps=8, stages=3, ahead=0)
+        return Config(block_n=128, block_k=128, split=1, warps=8, stages=3)
     elif 32 * N_PROGRAMS <= n_out < 512 * N_PROGRAMS:
-        return Config(block_n=64, block_k=64, split=1, warps=4, stages=6, ahead=0)
+        return Config(block_n=64, block_k=64, split=1, warps=4, stages=6)
     else:
-        cut = Config(block_n=64, block_k=128, split=1, warps=4, stages=3 if n_in >= 4096 else 4, ahead=0)
+        cut = Config(block_n=64, block_k=128, split=1, warps=4, stages=3 if n_in >= 4096 else 4)
     n_tiles, n_blocks = _ceil(n_out, cut.block_n), _ceil(n_in, cut.block_k)
-    n_parts = _ceil(N_PROGRAMS, n_tiles) if n_in >= 4096 else N_PROGRAMS // n_tiles  # a short sum is not worth a merge
+    n_parts = 1 if n_tiles >= N_PROGRAMS else max(_ceil(N_MULTIPROCESSORS, n_tiles), round(n_blocks / BLOCKS))
     return cut._replace(split=max(1, min(n_parts, MOST_SPLIT, n_blocks // 2)))
+
+
+def choose(n_in: int, n_out: int, dtype: torch.dtype) -> Config | Short:
+    """How the product with a weight is cut: small weights are held, larger ones read by a loop."""
+    return short.short(n_in, n_out, dtype) or config(n_in, n_out, dtype)
 
 
 class Scaled(NamedTuple):
@@ -88,7 +94,9 @@ class TritonProducts:
     One for each stream of work: products that run at the same time must not share the counters.
     """
 
-    def __init__(self, device: torch.device, choose: Callable[[int, int, torch.dtype], Config] = config) -> None:
+    def __init__(
+        self, device: torch.device, choose: Callable[[int, int, torch.dtype], Config | Short] = choose
+    ) -> None:
         self._arrived = torch.zeros(N_COUNTERS, dtype=torch.int32, device=device)  # zero before and after each call
         self._choose = choose
 
@@ -124,11 +132,16 @@ class TritonProducts:
         x = stream.x
         if len(x) > MAX_ROWS:
             return TORCH.write(stream, y, weight, bias, norm, eps)
-        cut = self._cut(y, weight)
-        n_out = weight.shape[1]
+        self._check(y, weight)
+        n_in, n_out = weight.shape
+        chosen = self._choose(n_in, n_out, weight.dtype)
         assert x.shape == (len(y), n_out), (x.shape, y.shape, weight.shape)
         assert x.stride(1) == norm.stride(0) == 1, (x.stride(), norm.stride())
         assert norm.shape == (n_out,), (norm.shape, n_out)
+        if isinstance(chosen, Short):
+            new, scaled, squares = short.write(x, y, weight, bias, norm, chosen)
+            return Stream(new, Scaled(scaled, squares, eps))
+        cut = _Cut.of(chosen, len(y), n_in, n_out)
         out, scaled = (torch.empty(len(x), n_out, dtype=x.dtype, device=x.device) for _ in range(2))
         squares = torch.empty(len(x), cut.n_tiles, dtype=torch.float32, device=x.device)
         _write_kernel[cut.grid](
@@ -142,8 +155,12 @@ class TritonProducts:
         self, read: Scaled, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype, is_gated: bool
     ) -> Tensor:
         a, squares, eps = read
-        cut = self._cut(a, weight)
-        n_out, n_parts = weight.shape[1], squares.shape[1]
+        self._check(a, weight)
+        (n_in, n_out), n_parts = weight.shape, squares.shape[1]
+        chosen = self._choose(n_in, n_out, weight.dtype)
+        if isinstance(chosen, Short):
+            return short.read(a, squares, eps, weight, bias, chosen, out_dtype, is_gated)
+        cut = _Cut.of(chosen, len(a), n_in, n_out)
         padded = triton.next_power_of_2(n_parts)
         out = torch.empty(len(a), n_out // 2 if is_gated else n_out, dtype=out_dtype, device=a.device)
         _read_kernel[cut.grid](
@@ -153,14 +170,11 @@ class TritonProducts:
         )  # fmt: skip
         return out
 
-    def _cut(self, a: Tensor, weight: Tensor) -> "_Cut":
-        """How the product of these is cut, checked."""
+    def _check(self, a: Tensor, weight: Tensor) -> None:
         assert a.shape[1] == weight.shape[0], (a.shape, weight.shape)
         assert a.stride(1) == 1, a.stride()
         assert weight.stride(0) == 1, f"a weight must lie in memory as [out, in], its strides are {weight.stride()}"
         assert a.dtype == weight.dtype, (a.dtype, weight.dtype)
-        chosen = self._choose(weight.shape[0], weight.shape[1], weight.dtype)
-        return _Cut.of(chosen, len(a), weight.shape[0], weight.shape[1])
 
 
 class _Cut(NamedTuple):
@@ -202,8 +216,6 @@ class _Cut(NamedTuple):
             "BLOCK_N": chosen.block_n,
             "BLOCK_K": chosen.block_k,
             "SPLIT": self.n_split,
-            "AHEAD": min(chosen.ahead, self.per_split // chosen.block_k),
-            "LINE": min(LINE_BYTES // size, chosen.block_k),
             "EVEN_K": a.shape[1] % chosen.block_k == 0,
             "WIDEN": a.is_cpu,
             "num_warps": chosen.warps,
@@ -228,25 +240,6 @@ def _ceil(a: int, b: int) -> int:
 
 def _log2(n: int) -> int:
     return n.bit_length() - 1
-
-
-@triton.jit
-def _call_for(
-    weights, from_k, n_in,
-    BLOCK_K: tl.constexpr, AHEAD: tl.constexpr, LINE: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """Bring the first AHEAD blocks of k of these rows of the weight into the cache, lines of LINE elements each.
-
-    Before the wait: nothing is read into the program, so it does not matter who wrote the weight, and when.
-    """
-    if EARLY:
-        for block in tl.static_range(AHEAD):
-            k = from_k + block * BLOCK_K + tl.arange(0, BLOCK_K // LINE) * LINE
-            lines = weights[:, None] + tl.minimum(k, n_in - 1)[None, :]
-            tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines.to(tl.int64)],
-                dtype=tl.int32, is_pure=False, pack=1,
-            )  # fmt: skip
 
 
 @triton.jit
@@ -360,7 +353,7 @@ def _read_kernel(
     n_rows, n_in, n_out, per_split, a_stride, weight_stride, n_parts, eps,
     PARTS: tl.constexpr, FOLDS: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
-    AHEAD: tl.constexpr, LINE: tl.constexpr, EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N rows of [out, in] memory times BLOCK_T rows of a, over its part of k."""
     let_next_start(EARLY)
@@ -374,7 +367,6 @@ def _read_kernel(
         rows = tl.minimum(tl.program_id(2) * BLOCK_N + i, n_out - 1)
     weights = weight + rows.to(tl.int64) * weight_stride
     from_k = tl.program_id(1) * per_split
-    _call_for(weights, from_k, n_in, BLOCK_K, AHEAD, LINE, EARLY)
     wait_for_previous(EARLY)
     added = _load_bias(bias, rows, HAS_BIAS)  # what only the end needs is on its way while the product runs
     part = tl.arange(0, PARTS)
@@ -425,7 +417,7 @@ def _write_kernel(
     n_rows, n_in, n_out, per_split, y_stride, weight_stride, x_stride,
     FOLDS: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
-    AHEAD: tl.constexpr, LINE: tl.constexpr, EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N rows of [out, in] memory times BLOCK_T rows of y, over its part of k."""
     let_next_start(EARLY)
@@ -434,7 +426,6 @@ def _write_kernel(
     rows = tl.minimum(n, n_out - 1)  # beyond the edge the last row is read again and its result not stored
     weights = weight + rows.to(tl.int64) * weight_stride
     from_k = tl.program_id(1) * per_split
-    _call_for(weights, from_k, n_in, BLOCK_K, AHEAD, LINE, EARLY)
     wait_for_previous(EARLY)
     added = _load_bias(bias, rows, HAS_BIAS)  # what only the end needs is on its way while the product runs
     by = tl.load(norm + n, mask=n < n_out, other=0.0)

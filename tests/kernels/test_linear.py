@@ -10,7 +10,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from saguaro.kernels import linear
-from saguaro.kernels.linear import Config, Scaled, TritonProducts, config
+from saguaro.kernels.linear import Config, Scaled, TritonProducts, choose, config
 from saguaro.model.transformer import TORCH, Stream
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -18,13 +18,13 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Of the largest result: the rounding of x * norm and of the result, or of sums of some hundred terms.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 EPS = 1e-5
-SPLIT = Config(block_n=16, block_k=32, split=3, warps=4, stages=2, ahead=1)
-WHOLE = SPLIT._replace(split=1, ahead=9)
+SPLIT = Config(block_n=16, block_k=32, split=3, warps=4, stages=2)
+WHOLE = SPLIT._replace(split=1)
 
 
 def products(cut: Config | None) -> TritonProducts:
     """Products cut as in use, or as told."""
-    return TritonProducts(DEVICE, config if cut is None else lambda n_in, n_out, dtype: cut)
+    return TritonProducts(DEVICE, choose if cut is None else lambda n_in, n_out, dtype: cut)
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

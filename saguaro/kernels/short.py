@@ -1,0 +1,267 @@
+"""Products of few rows with a small weight, which is on its way before the rows are there.
+
+A small model's step is bound by latency: between two products that depend on each other lie a kernel's end and
+beginning, its first loads and its merge. Here every program has 16 rows of the [out, in] memory over all of k, loads
+them into registers before it waits for the kernel before, and needs no other program's sums. Its warps share k:
+
+    k        0 ---- 32 * STEPS ---- 64 * STEPS ---- ... ---- WARPS * 32 * STEPS ---- ...
+    warp     |------- 0 -------|------- 1 -------| ... |---- WARPS - 1 ----|----- 0 -----| ...
+
+Both operands go from memory to the registers in which the tensor cores want them. An instruction takes 16 columns, and
+of them 2q, 2q + 1, 2q + 8, 2q + 9 from thread q of four. A sum over k may be taken in any order: thread q loads 8
+consecutive columns at once, and says they are those of two instructions.
+
+Invariant: row i of a result is a function of row i of the input, to the bit, whatever the other rows: rows are computed
+ROW_TILE at a time, all tiles by the same instructions.
+"""
+
+# Kernels are compiled from their source: Triton has its own annotations, and no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from saguaro.kernels import launch
+from saguaro.kernels.launch import let_next_start, wait_for_previous
+
+ROW_TILE = 8  # rows at a time: the narrowest right operand
+STEP = 32  # columns that a warp takes at a time: four threads of VECTOR
+VECTOR = 8  # columns that a thread loads at once
+MOST_BYTES = 40e6  # of a weight: a larger one is bound by memory, and read by a loop
+MOST_OF_FOUR = 2048  # columns that the registers of four warps hold; more warps take longer to start and to meet
+MOST_HELD = 96 * 1024  # bytes of a weight that one program holds: less than half of a multiprocessor's registers
+
+
+class Short(NamedTuple):
+    """How a small weight is shared out: a function of its shape and dtype, never of the number of rows."""
+
+    block_n: int  # rows of [out, in] memory per program; gate and up rows together
+    warps: int
+    steps: int  # of a warp, in a chunk
+    chunks: int
+
+    @classmethod
+    def of(cls, block_n: int, warps: int, n_in: int) -> "Short":
+        """All of k, with as little as possible that is computed in vain."""
+        cuts = [cls(block_n, warps, steps, -(-n_in // (warps * STEP * steps))) for steps in (4, 2, 1)]
+        return min(cuts, key=lambda cut: cut.width)
+
+    @property
+    def width(self) -> int:
+        """Columns, those included that only fill the last chunk."""
+        return self.chunks * self.warps * STEP * self.steps
+
+    def n_tiles(self, n_out: int) -> int:
+        """Programs."""
+        return -(-n_out // self.block_n)
+
+
+@cache
+def short(n_in: int, n_out: int, dtype: torch.dtype) -> Short | None:
+    """How a weight is shared out; None where another kernel has to take it.
+
+    >>> short(1024, 4096, torch.bfloat16), short(5120, 51200, torch.bfloat16)
+    (Short(block_n=16, warps=4, steps=4, chunks=2), None)
+    """
+    if dtype.itemsize != 2 or n_in * n_out * dtype.itemsize > MOST_BYTES or n_in % VECTOR != 0:
+        return None
+    cut = Short.of(16, 4 if n_in <= MOST_OF_FOUR else 8, n_in)
+    return cut if cut.width * cut.block_n * dtype.itemsize <= MOST_HELD else None
+
+
+def read(
+    a: Tensor,  # [T, in]: x * norm
+    squares: Tensor,  # [T, n_parts] float32: their sum is that of x^2
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    cut: Short,
+    out_dtype: torch.dtype,
+    is_gated: bool,
+) -> Tensor:
+    """See saguaro.model.transformer.Products: read, and read_gated."""
+    n_out, n_parts = weight.shape[1], squares.shape[1]
+    out = torch.empty(len(a), n_out // 2 if is_gated else n_out, dtype=out_dtype, device=a.device)
+    _read_kernel[(cut.n_tiles(n_out),)](
+        a, weight, bias if bias is not None else a, squares, out, *a.shape, n_out, a.stride(0), weight.stride(1),
+        n_parts, eps, PARTS=triton.next_power_of_2(n_parts), IS_GATED=is_gated, HAS_BIAS=bias is not None,
+        **_keywords(a, cut),
+    )  # fmt: skip
+    return out
+
+
+def write(
+    x: Tensor,  # [T, out]: the stream
+    y: Tensor,  # [T, in]
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Tensor,  # [out]
+    cut: Short,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The new stream; it, times norm; and parts of its squares' sums, [T, n_parts] float32."""
+    n_out = weight.shape[1]
+    out, scaled = (torch.empty(len(x), n_out, dtype=x.dtype, device=x.device) for _ in range(2))
+    squares = torch.empty(len(x), cut.n_tiles(n_out), dtype=torch.float32, device=x.device)
+    _write_kernel[(cut.n_tiles(n_out),)](
+        y, weight, bias if bias is not None else norm, x, norm, out, scaled, squares, *y.shape, n_out,
+        y.stride(0), weight.stride(1), x.stride(0), HAS_BIAS=bias is not None, **_keywords(y, cut),
+    )  # fmt: skip
+    return out, scaled, squares
+
+
+def _keywords(a: Tensor, cut: Short) -> dict[str, Any]:
+    """What both kernels take."""
+    return {
+        "BLOCK_T": ROW_TILE,
+        "BLOCK_N": cut.block_n,
+        "W": cut.warps,
+        "STEPS": cut.steps,
+        "CHUNKS": cut.chunks,
+        "EVEN_K": a.shape[1] == cut.width,
+        "WIDEN": a.is_cpu,
+        "num_warps": cut.warps,
+        "num_stages": 1,
+        "enable_fp_fusion": False,
+        **launch.early(a.device),
+    }
+
+
+@triton.jit
+def _hold(
+    a, rows, is_row, stride, n_in,
+    W: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr, EVEN_K: tl.constexpr, IS_WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """Rows [8, groups] of a, chunk by chunk: [4, 8, W, groups, STEPS, 8] each, zero beyond k and where no row is.
+
+    The shape is that of threads, warps and registers: see _ordered.
+    """
+    quarter = tl.arange(0, 4)[:, None, None, None, None, None]
+    warp = tl.arange(0, W)[None, None, :, None, None, None]
+    step = tl.arange(0, STEPS)[None, None, None, None, :, None]
+    first = (warp * STEPS + step) * 32 + quarter * 8
+    places = a + rows.to(tl.int64)[None, :, None, :, None, None] * stride + first
+    places = places + tl.arange(0, 8)[None, None, None, None, None, :]
+    inside = is_row[None, :, None, :, None, None]
+    held = ()
+    for chunk in tl.static_range(CHUNKS):
+        from_k = chunk * (W * STEPS * 32)
+        is_column = first + from_k < n_in  # all 8 that a thread loads, or none
+        if not IS_WEIGHT:
+            mask = inside if EVEN_K else inside & is_column
+            tile = tl.load(places + from_k, mask=mask, other=0.0)
+        elif EVEN_K:
+            tile = tl.load(places + from_k, eviction_policy="evict_first")
+        else:
+            tile = tl.load(places + from_k, mask=is_column, other=0.0, eviction_policy="evict_first")
+        held = held + (tile,)  # type: ignore[assignment]  # noqa: RUF005
+    return held
+
+
+@triton.jit
+def _ordered(tile, GROUPS: tl.constexpr, STEPS: tl.constexpr, W: tl.constexpr):
+    """A chunk as matrices [W, 8 * GROUPS, 32 * STEPS], one for each warp, their columns in an order of their own."""
+    tile = tl.reshape(tile, (4, 8, W, GROUPS, STEPS, 2, 2, 2))
+    tile = tl.permute(tile, (2, 3, 1, 4, 5, 6, 0, 7))
+    return tl.reshape(tile, (W, 8 * GROUPS, 32 * STEPS))
+
+
+@triton.jit
+def _product(
+    weights, rows,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
+    WIDEN: tl.constexpr,
+):  # fmt: skip
+    """What is held of the weight times what is held of the rows: [BLOCK_N, BLOCK_T]."""
+    acc = tl.zeros((W, BLOCK_N, BLOCK_T), tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        w = _ordered(weights[chunk], BLOCK_N // 8, STEPS, W)
+        a = tl.permute(_ordered(rows[chunk], BLOCK_T // 8, STEPS, W), (0, 2, 1))
+        if WIDEN:  # Triton's interpreter has no bfloat16 products
+            w, a = w.to(tl.float32), a.to(tl.float32)
+        acc = tl.dot(w, a, acc, input_precision="ieee")
+    return tl.sum(acc, axis=0)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _read_kernel(
+    a, weight, bias, squares, out, n_rows, n_in, n_out, a_stride, weight_stride, n_parts, eps,
+    PARTS: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_N rows of [out, in] memory, for all rows of a."""
+    let_next_start(EARLY)
+    HALF: tl.constexpr = BLOCK_N // 2
+    i = tl.arange(0, 8)[:, None] + tl.arange(0, BLOCK_N // 8)[None, :] * 8
+    # Beyond the edge the last row is read again and its result not stored.
+    if IS_GATED:  # the first half of the tile's rows are gates, the second their ups
+        rows = tl.minimum(tl.program_id(0) * HALF + i % HALF, n_out // 2 - 1) + i // HALF * (n_out // 2)
+    else:
+        rows = tl.minimum(tl.program_id(0) * BLOCK_N + i, n_out - 1)
+    weights = _hold(weight, rows, rows >= 0, weight_stride, n_in, W, STEPS, CHUNKS, EVEN_K, True)
+    wait_for_previous(EARLY)
+    part = tl.arange(0, PARTS)[:, None]
+    for first in range(0, n_rows, BLOCK_T):
+        t = first + tl.arange(0, BLOCK_T)
+        is_row = (t < n_rows)[None, :]
+        held = _hold(a, t[:, None], (t < n_rows)[:, None], a_stride, n_in, W, STEPS, CHUNKS, EVEN_K, False)
+        sums = tl.load(squares + t[None, :] * n_parts + part, mask=is_row & (part < n_parts), other=0.0)
+        acc = _product(weights, held, BLOCK_T, BLOCK_N, W, STEPS, CHUNKS, WIDEN)
+        rms = tl.sqrt_rn(tl.sum(sums, axis=0) / n_in + eps)
+        acc = tl.div_rn(acc, tl.broadcast_to(rms[None, :], (BLOCK_N, BLOCK_T)))
+        if HAS_BIAS:
+            added = tl.load(bias + tl.reshape(tl.trans(rows), (BLOCK_N,)))
+            acc += added.to(tl.float32)[:, None]
+        if IS_GATED:
+            gate, up = tl.split(tl.permute(tl.reshape(acc, (2, HALF, BLOCK_T)), (1, 2, 0)))  # [HALF, BLOCK_T] each
+            result = gate * tl.sigmoid(gate) * up
+            width = n_out // 2
+            n = tl.program_id(0) * HALF + tl.arange(0, HALF)
+        else:
+            result = acc
+            width = n_out
+            n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        places = out + t.to(tl.int64)[None, :] * width + n[:, None]
+        tl.store(places, result.to(out.dtype.element_ty), mask=is_row & (n < width)[:, None])
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _write_kernel(
+    y, weight, bias, x, norm, out, scaled, squares, n_rows, n_in, n_out, y_stride, weight_stride, x_stride,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_N rows of [out, in] memory, for all rows of y.
+
+    The sum is rounded once, and what its reader sees is computed from the rounded.
+    """
+    let_next_start(EARLY)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    i = tl.arange(0, 8)[:, None] + tl.arange(0, BLOCK_N // 8)[None, :] * 8
+    # Beyond the edge the last row is read again and its result not stored.
+    rows = tl.minimum(tl.program_id(0) * BLOCK_N + i, n_out - 1)
+    weights = _hold(weight, rows, rows >= 0, weight_stride, n_in, W, STEPS, CHUNKS, EVEN_K, True)
+    by = tl.load(norm + n, mask=n < n_out, other=0.0).to(tl.float32)[:, None]
+    wait_for_previous(EARLY)
+    for first in range(0, n_rows, BLOCK_T):
+        t = first + tl.arange(0, BLOCK_T)
+        is_row = (t < n_rows)[None, :]
+        inside = is_row & (n < n_out)[:, None]
+        at = t.to(tl.int64)[None, :]
+        held = _hold(y, t[:, None], (t < n_rows)[:, None], y_stride, n_in, W, STEPS, CHUNKS, EVEN_K, False)
+        old = tl.load(x + at * x_stride + n[:, None], mask=inside, other=0.0).to(tl.float32)
+        acc = _product(weights, held, BLOCK_T, BLOCK_N, W, STEPS, CHUNKS, WIDEN)
+        if HAS_BIAS:
+            acc += tl.load(bias + n, mask=n < n_out, other=0.0).to(tl.float32)[:, None]
+        new = (old + acc).to(out.dtype.element_ty)
+        tl.store(out + at * n_out + n[:, None], new, mask=inside)
+        wide = tl.where(inside, new.to(tl.float32), 0.0)
+        tl.store(scaled + at * n_out + n[:, None], (wide * by).to(scaled.dtype.element_ty), mask=inside)
+        total = tl.sum(wide * wide, axis=0)
+        tl.store(squares + t * tl.num_programs(0) + tl.program_id(0), total, mask=t < n_rows)
