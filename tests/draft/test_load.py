@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from saguaro.errors import ConfigError, CorruptModel, ModelNotFound, TokenizerMi
 from saguaro.model.load import load
 from saguaro.model.tiny import EOS, tiny_model, write_tiny
 from saguaro.model.transformer import Transformer
+from tests.draft.config import new_config
 from tests.model.write_gguf import write_gguf
 
 N_KNOWN = 264  # tokens of the tiny tokenizer; the tiny models have 288 rows
@@ -39,22 +39,7 @@ def folder(target_folder: Path, tmp_path: Path) -> Path:
 
 
 def settings(draft: Path | str, target: Path, **changes: Any) -> DraftConfig:
-    config = DraftConfig(
-        draft=str(draft),
-        target=str(target),
-        tokenizer=str(target),
-        planner="nothing",
-        fallback="draft",
-        verification="shared",
-        lookahead=2,
-        budget=2,
-        n_vocab=N_KNOWN,
-        n_text=N_KNOWN,
-        max_rows=2,
-        n_tokens=64,
-        page_size=16,
-    )
-    return replace(config, **changes)
+    return new_config(N_KNOWN, draft=str(draft), target=str(target), **changes)
 
 
 def respell(folder: Path, names: dict[str, str]) -> None:

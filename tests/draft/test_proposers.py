@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saguaro.config import DraftConfig, SamplingParams
+from saguaro.config import SamplingParams
 from saguaro.draft.fallback import Nobody
 from saguaro.draft.load import load_draft
 from saguaro.draft.model import ModelDrafter
@@ -24,6 +24,7 @@ from saguaro.model.tiny import write_tiny
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide
 from saguaro.types import DRAFT, EMPTY, NGRAM, RANDOM, SCRIPT, SOURCES, Joined, Outcome
+from tests.draft.config import new_config
 
 V, K = 264, 4
 TEXTS = [[5, 6, 7, 8, 5, 6], [1, 2, 3], [9], [4, 4, 4, 4], list(range(30, 55))]
@@ -52,22 +53,8 @@ class Known:
 
 
 def model(folder: Path, verification: str) -> Known:
-    config = DraftConfig(
-        draft=str(folder),
-        target=str(folder),
-        tokenizer=str(folder),
-        planner="nothing",
-        fallback="draft",
-        verification=verification,
-        lookahead=K,
-        budget=2,
-        saguaro_c=0.5,
-        n_vocab=V,
-        n_text=V,
-        max_rows=8,
-        n_tokens=512,
-        page_size=4,
-    )
+    paths = {"draft": str(folder), "target": str(folder)}
+    config = new_config(V, **paths, verification=verification, lookahead=K, saguaro_c=0.5)
     drafter = draft_side(config, load_draft(config, None)).drafter
     assert isinstance(drafter, ModelDrafter)
     return Known(drafter)
@@ -139,21 +126,7 @@ def test_a_model_says_the_same_whoever_else_is_asked(folder: Path) -> None:
 
 def side(target: Transformer, planner: str) -> DraftSide:
     """The draft's side of a target without a layer; as it is drafted on a miss, or prepared."""
-    config = DraftConfig(
-        draft="drop:1",
-        target="",
-        tokenizer="",
-        planner=planner,
-        fallback="draft",
-        verification="shared",
-        lookahead=K,
-        budget=6,
-        n_vocab=V,
-        n_text=V,
-        max_rows=8,
-        n_tokens=512,
-        page_size=4,
-    )
+    config = new_config(V, draft="drop:1", planner=planner, lookahead=K, budget=6)
     return draft_side(config, load_draft(config, target))
 
 

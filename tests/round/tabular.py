@@ -30,7 +30,7 @@ from saguaro import methods
 from saguaro.algo import sampling
 from saguaro.algo.planning import Ahead, Planned
 from saguaro.algo.sampling import Rules
-from saguaro.config import DraftConfig, SamplingParams
+from saguaro.config import SamplingParams
 from saguaro.draft import fallback
 from saguaro.draft.model import ModelDrafter
 from saguaro.engine.attention import SDPAttention
@@ -49,6 +49,7 @@ from saguaro.round import DraftSide, Round
 from saguaro.transport.inline import Inline
 from saguaro.transport.silent import Silent
 from saguaro.types import DraftLink, Outcome, Speculation
+from tests.draft.config import new_config
 
 T = TypeVar("T")
 Text = tuple[int, ...]
@@ -377,10 +378,9 @@ def new_rig(setting: Setting) -> Rig:
     method, n_vocab = setting.method, setting.target.shape[-1]
     target, draft = Tabular(setting.target).as_model(), Tabular(setting.draft).as_model()
     plan = KVPlan(setting.n_pages, setting.page_size, target.spec.kv_bytes_per_token(torch.float64), N_POSITIONS)
-    config = DraftConfig(
+    config = new_config(
+        n_vocab,
         draft="a table" if method.needs_model else None,
-        target="a table",
-        tokenizer="a table",
         planner=method.planner,
         fallback=method.fallback,
         verification=method.verification,
@@ -388,8 +388,6 @@ def new_rig(setting: Setting) -> Rig:
         lookahead=setting.lookahead,
         budget=setting.budget,
         saguaro_c=setting.saguaro_c,
-        n_vocab=n_vocab,
-        n_text=n_vocab,
         max_rows=setting.n_rows,
         n_tokens=plan.n_tokens,
         page_size=plan.page_size,

@@ -11,6 +11,7 @@ import torch
 from saguaro.config import DraftConfig, SamplingParams
 from saguaro.transport.process import Patience, Process
 from saguaro.types import EMPTY, SCRIPT, DraftLink, Joined, Outcome, Speculation
+from tests.draft.config import new_config
 from tests.transport.echo import propose
 
 V, K, ROWS = 1000, 3, 4
@@ -20,21 +21,7 @@ AGES = 60.0  # seconds: longer than anything takes, however busy the machine is
 
 def draft_config(draft: str = "", n_vocab: int = V) -> DraftConfig:
     """An Echo with these switches."""
-    return DraftConfig(
-        draft=draft,
-        target="target",
-        tokenizer="target",
-        planner="",
-        fallback="",
-        verification="shared",
-        lookahead=K,
-        budget=1,
-        n_vocab=n_vocab,
-        n_text=n_vocab,
-        max_rows=ROWS,
-        n_tokens=1000,
-        page_size=16,
-    )
+    return new_config(n_vocab, draft=draft, lookahead=K, max_rows=ROWS)
 
 
 def start(draft: str = "", timeout: float = AGES, n_vocab: int = V, patience: Patience | None = None) -> Process:
