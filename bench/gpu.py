@@ -63,6 +63,8 @@ class Args:
     num_prompts: int = 8
     """Prompts at batch 1; a larger batch has as many as it holds."""
     max_tokens: int = 128
+    prepare: str = "auto"
+    """Whether ssd prepares: where it pays (auto), or always."""
     dtype: str = "bfloat16"
     peers: bool = False
     """Measure transformers too: alone, and with the draft as its assistant."""
@@ -113,7 +115,8 @@ class Report:
 
 COLUMNS = {
     "cell": "<10", "batch": ">5", "T": ">3", "tok_s": ">8.1f", "per_round": ">9.2f", "acceptance": ">10.3f",
-    "hit_rate": ">8.3f", "round_ms": ">8.2f", "verify": ">7.2f", "draft": ">7.2f", "exposed": ">7.2f", "host": ">6.2f",
+    "prepared": ">8.2f", "hit_rate": ">8.3f", "round_ms": ">8.2f", "verify": ">7.2f", "draft": ">7.2f",
+    "exposed": ">7.2f", "host": ">6.2f",
 }  # fmt: skip
 
 
@@ -202,6 +205,7 @@ def measure(
         draft=(pair.draft_name if pair.draft is None else "given") if method != "ar" else None,
         lookahead=lookahead,
         budget=budget,
+        prepare=args.prepare,
         link="inline",
         device="cuda",
         dtype=args.dtype,
@@ -215,7 +219,7 @@ def measure(
     torch.cuda.synchronize()
     start_s, graph_bytes = time.perf_counter() - built, torch.cuda.memory_reserved()
     events: list[RoundEvent] = []
-    _serve(engine, prompts[:batch], batch, temperature, 16)  # whatever is slow the first time
+    _serve(engine, prompts[:batch], batch, temperature, args.max_tokens)  # what is slow, or decided, the first time
     engine.round.observers.append(events.append)
     began = time.perf_counter()
     n_tokens = _serve(engine, prompts[: max(batch, args.num_prompts)], batch, temperature, args.max_tokens)
@@ -269,6 +273,7 @@ def figures(events: list[RoundEvent]) -> dict[str, Any]:
         "per_round": summary.tokens_per_round,
         "acceptance": summary.acceptance,
         "hit_rate": summary.hit_rate,
+        "prepared": summary.prepared.value,
         "summary": summary.as_dict(),
     }
 

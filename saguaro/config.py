@@ -18,6 +18,7 @@ T = TypeVar("T")
 MAX_SEED = 2**63 - 1
 
 FALLBACKS = ("auto", "draft", "ngram", "random", "empty", "batch", "measured")
+PREPARES = ("auto", "always")
 VERIFICATIONS = ("auto", "shared", "rejection")
 LINKS = ("auto", "inline", "process")
 
@@ -131,6 +132,8 @@ class EngineConfig:
     """Most tokens speculated per round and request (K), where the method speculates."""
     budget: int = 8
     """Outcomes prepared per request while the target verifies (M), where the method prepares."""
+    prepare: str = "auto"
+    """When outcomes are prepared: always, or auto: as the method does; ssd where it measures that this pays."""
     fallback: str = "auto"
     """Who drafts when the outcome was not prepared: draft, ngram, random, empty; batch (by Theorem 17), measured; or
     auto: the method's own."""
@@ -170,7 +173,8 @@ class EngineConfig:
         _check_types(self)
         kinds = ("auto", "float32", "bfloat16")
         _check("dtype", self.dtype, self.dtype in kinds, f"one of {', '.join(kinds)}")
-        for name, known in (("fallback", FALLBACKS), ("verification", VERIFICATIONS), ("link", LINKS)):
+        choices = {"prepare": PREPARES, "fallback": FALLBACKS, "verification": VERIFICATIONS, "link": LINKS}
+        for name, known in choices.items():
             value = getattr(self, name)
             _check(name, value, value in known, f"one of {', '.join(known)}")
         for name in ("device", "draft_device"):
@@ -217,6 +221,8 @@ class DraftConfig:
     """Who drafts where none was (saguaro.methods)."""
     verification: str
     """shared or rejection."""
+    prepare: str = "always"
+    """When they are: always or measured (saguaro.methods)."""
     lookahead: int
     """K."""
     budget: int

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from saguaro.config import DraftConfig
+from saguaro.draft.economy import Economy, Lavish, Thrifty
 from saguaro.draft.fallback import Always, ByBatch, Fallback, Measured, Nobody
 from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.guess import DrawnGuess, Guesser, SharedGuess
@@ -34,6 +35,7 @@ class Method:
     planner: str  # which outcomes are prepared: a name of draft.planner
     fallback: str  # who drafts a row whose outcome was not prepared: a name of FALLBACKS
     verification: str = "shared"
+    prepare: str = "always"  # or measured: where preparing is worth what it costs
     cut: float = 0.0  # a speculation ends before the first token that leads by less than this; 0: never
 
     @property
@@ -58,7 +60,7 @@ METHODS = {
         Method("specbranch", "speculates up to the first doubt, branches there", "branch", "draft", cut=1.0),
         Method("ssd-uniform", "every number accepted, equally many bonus tokens", "uniform", "draft"),
         Method("saguaro", "the paper: geometric fan-out, rejection, by batch size", "geometric", "batch", "rejection"),
-        Method("ssd", "outcomes by their probability, shared noise; our best", "joint", "measured"),
+        Method("ssd", "outcomes by their probability, shared noise; our best", "joint", "measured", prepare="measured"),
     )
 }
 
@@ -86,8 +88,9 @@ def draft_side(config: DraftConfig, model: Transformer | None, kernels: Kernels 
         drafter = primary = eager = _model_drafter(config, model, kernels)
         if kernels is not None and is_plain and (planner is None or planner.is_fixed):
             drafter = primary = _graph_drafter(config, model, eager, kernels)
-    sizes = {"lookahead": config.lookahead, "budget": config.budget, "n_vocab": config.n_vocab}
-    return DraftSide(drafter, planner, _fallback(config, primary), **sizes)
+    economies: dict[str, Callable[[], Economy]] = {"always": Lavish, "measured": Thrifty}
+    sizes = {"lookahead": config.lookahead, "n_vocab": config.n_vocab}
+    return DraftSide(drafter, planner, _fallback(config, primary), economies[config.prepare](), **sizes)
 
 
 def _graph_drafter(config: DraftConfig, model: Transformer, eager: ModelDrafter, kernels: Kernels) -> GraphDrafter:

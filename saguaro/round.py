@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from saguaro.algo.planning import Planned
 from saguaro.draft.cache import SpeculationCache
+from saguaro.draft.economy import Economy
 from saguaro.draft.fallback import Fallback
 from saguaro.draft.model import Drafter, Prepared
 from saguaro.draft.planner import Planner
@@ -113,17 +113,17 @@ class DraftSide:
         drafter: Drafter,
         planner: Planner | None,
         fallback: Fallback,
+        economy: Economy,
         *,
         lookahead: int,
-        budget: int,
         n_vocab: int,
     ) -> None:
         self.rows, self.cache = Rows(), SpeculationCache()
-        self.drafter, self.planner, self.fallback = drafter, planner, fallback
-        self._lookahead, self._budget, self._n_vocab = lookahead, budget, n_vocab
+        self.drafter, self.planner, self.fallback, self.economy = drafter, planner, fallback, economy
+        self._lookahead, self._n_vocab = lookahead, n_vocab
         self._asked: list[Row] = []
         self._outcome, self._prepared = Outcome.nothing(), (0.0, 0.0)
-        self._made: Prepared = Planned.nothing()
+        self._made: Prepared | None = None  # for the next outcome
 
     def warm(self, size: int) -> None:
         """Get ready for batches of this size, before there are any."""
@@ -141,8 +141,9 @@ class DraftSide:
 
     def respond(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
         """Commit the outcome, look up what was prepared for it, and fall back where it was not foreseen."""
-        began, self._outcome = now(), outcome
+        began, self._outcome = now(), outcome if self._made is not None else Outcome.nothing()
         self.fallback.learn(outcome, self.rows)
+        self.economy.learn(outcome, self.rows)
         self.rows.commit(outcome)
         self.drafter.settle(list(self.rows))
         known = [(row, n) for slot, n in zip(slots, room, strict=True) if (row := self.rows.get(slot)) is not None]
@@ -151,18 +152,21 @@ class DraftSide:
         self.fallback.draft(missed, len(slots))
         self._asked = [row for row, _ in known]
         spec = self.rows.in_flight(slots, self._lookahead, self._n_vocab)
-        return replace(spec, times=DraftTimes((began, now()), self._prepared_in()))
+        return replace(spec, times=DraftTimes((began, now()), self._prepared_in(), self._made is not None))
 
     def prepare(self, is_late: Callable[[], bool] = lambda: False) -> None:
-        """Plan the likely outcomes, draft after each and refill the cache; done early if the outcome is there."""
-        began = now()
+        """Plan the likely outcomes, draft after each and refill the cache; done early if the outcome is there.
+
+        The planner learns what became of what it last planned, and nothing of a round it did not plan for.
+        """
+        began, self._made = now(), None
         self.drafter.read(list(self.rows), is_late)
-        if self.planner is not None:
-            self._made = self.drafter.prepare(self._asked, self.planner, self._budget, self._outcome, is_late)
+        if self.planner is not None and self.economy.prepares(self._asked, self.rows):
+            self._made = self.drafter.prepare(self._asked, self.planner, self._outcome, is_late)
             self.cache.fill(self._made)
         self._prepared = (began, now())
 
     def _prepared_in(self) -> Interval:
         """When the last preparation worked: on a device it went on after it was launched."""
-        seconds, began = self._made.seconds(), self._prepared[0]
+        seconds, began = self._made.seconds() if self._made else None, self._prepared[0]
         return self._prepared if seconds is None else (began, began + seconds)

@@ -26,6 +26,7 @@ class DraftTimes:
 
     respond: Interval
     prepare: Interval
+    is_prepared: bool = True  # whether anything was; where it does not pay, nothing is
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,12 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from saguaro.algo.theory import critical_batch_size
+from saguaro.draft.average import Average
 from saguaro.draft.rows import Proposal, Proposer, Row, Rows, Wanted
-from saguaro.types import EMPTY, Outcome
+from saguaro.types import CACHE, EMPTY, Outcome
 
-EVERY = 32  # of the decisions about a miss, one is made the other way, to keep measuring both
+ASSUMED = 8  # misses for which it counts what the primary's other speculations are worth
+EVERY = 128  # of the decisions about a miss, one is made the other way, to keep measuring both
 
 
 class Fallback(Protocol):
@@ -90,7 +92,9 @@ class Measured:
         seen = self._seen
         if not (seen.draft_s.n and seen.verify_s.n):
             return True
-        gained = n_missed * (seen.accepted_slow.mean(1.0) - seen.accepted_fast.mean(0.0))
+        # A few unlucky misses must not end it: until there are many they are taken for what the primary says elsewhere.
+        slow = seen.accepted_slow.mean(seen.accepted_primary.mean(1.0), weight=ASSUMED)
+        gained = n_missed * (slow - seen.accepted_fast.mean(0.0))
         rate = n_rows * (1 + seen.accepted.mean(0.0)) / seen.verify_s.mean(1.0)
         return gained > rate * seen.draft_s.mean(0.0)
 
@@ -100,28 +104,13 @@ class Measured:
 
 
 @dataclass
-class Average:
-    """A mean that slowly forgets."""
-
-    total: float = 0.0
-    n: float = 0.0
-
-    def add(self, value: float) -> None:
-        """One more."""
-        self.total, self.n = 0.98 * self.total + value, 0.98 * self.n + 1
-
-    def mean(self, before: float) -> float:
-        """The mean; what is assumed before anything was seen."""
-        return self.total / self.n if self.n else before
-
-
-@dataclass
 class Seen:
     """Has misses drafted by the one or the other, and measures what that gives and costs."""
 
     primary: Proposer  # slow and good
     backup: Proposer  # fast
     accepted: Average = field(default_factory=Average)  # tokens of a speculation, any
+    accepted_primary: Average = field(default_factory=Average)  # drafted by the primary, prepared or not
     accepted_slow: Average = field(default_factory=Average)  # drafted by the primary on a miss
     accepted_fast: Average = field(default_factory=Average)  # by the backup
     hit_after_hit: Average = field(default_factory=Average)
@@ -153,6 +142,8 @@ class Seen:
             if row is None:
                 continue
             self.accepted.add(k)
+            if row.source in (CACHE, self.primary.source):
+                self.accepted_primary.add(k)
             was_slow, was_hit = self._was_slow.get(row), self._was_hit.get(row)
             if was_slow is not None:
                 (self.accepted_slow if was_slow else self.accepted_fast).add(k)

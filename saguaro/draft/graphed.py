@@ -3,9 +3,9 @@
 What the host knows of a row travels as a line of numbers; what was prepared comes back with one wait. Rows that are out
 of step (a prompt being read, a text that grew without the draft) are brought into step by the eager drafter first.
 
-    a hit       its branch is copied behind the text at the beginning of the next preparation
+    a hit       its branch is copied behind the text at the beginning of the next preparation; without one it is lost
     a miss      K steps, the first over the last two tokens of the text: either may be new
-    preparing   M branches of every row, K + 1 steps each
+    preparing   M branches of every row, K + 1 steps each; fewer in a large batch
 """
 
 from collections.abc import Callable, Sequence
@@ -35,44 +35,43 @@ LENGTH, IS_PRIMARY, BRANCH, VERIFIED, ACCEPTED, BONUS = range(4, 10)
 N_FACTS = 10
 NEVER_VERIFIED = 2**30  # of a row whose outcome is not known
 
+MOST_BRANCHES = 64  # of a batch: products of more rows are no longer bound by reading the weights (kernels.linear)
+
 
 @dataclass
 class _Made:
     """What the last preparation made for the rows it was given."""
 
     slots: list[int]
-    result: Mirror  # [rows, M * (2 + K)]: k and token of each place, then the tokens drafted after it
+    result: Mirror  # [rows, M, 2 + K]: k and token of each place, then the tokens drafted after it
     began: Moment
     done: Moment
-    budget: int
-    _lines: list[list[int]] | None = None
+    budget: int  # places of a row that were used
+    _lines: list[list[list[int]]] | None = None
 
     def branches(self) -> dict[tuple[int, int, int], int]:
         """See Prepared."""
-        m = self.budget
         return {
-            (slot, k, token): index * m + place
+            (slot, k, token): index * self.budget + place
             for index, (slot, line) in enumerate(zip(self.slots, self.lines(), strict=True))
-            for place, (k, token) in enumerate(zip(line[:m], line[m : 2 * m], strict=True))
+            for place, (k, token, *_) in enumerate(line)
             if k >= 0
         }
 
     def tokens(self, branch: int) -> list[int]:
         """What was drafted on a branch."""
         index, place = divmod(branch, self.budget)
-        drafted = self.lines()[index][2 * self.budget :]
-        n = len(drafted) // self.budget
-        return drafted[place * n : (place + 1) * n]
+        return self.lines()[index][place][2:]
 
     def seconds(self) -> float | None:
         """See Prepared."""
         return self.done.since(self.began)
 
-    def lines(self) -> list[list[int]]:
+    def lines(self) -> list[list[list[int]]]:
         """Wait until it is there."""
         if self._lines is None:
             self.done.wait()
-            self._lines = self.result.host[: len(self.slots)].tolist()
+            self._lines = self.result.host[: len(self.slots), : self.budget].tolist()
         return self._lines
 
 
@@ -112,12 +111,12 @@ class _Buffers:
 
     lines: Mirror  # [rows, N_FACTS + K + 1] int64
     drafted: Mirror  # [rows, K] int64: just in time
-    result: Mirror  # [rows, M * (2 + K)] int64: see _Made
+    result: Mirror  # [rows, M, 2 + K] int64: see _Made
     starts: Tensor  # [rows + 1] int32: 0, 1, 2 ..
     steps: Tensor  # [K + 1] int64: 0..K
     candidates: Tensor  # [rows * M, K + 1, C]: of the branches
     scores: Tensor  # [rows * M, K + 1, C]
-    adopted: dict[int, int] = field(default_factory=dict)  # slot -> branch, since the last preparation
+    adopted: dict[int, int] = field(default_factory=dict)  # slot -> branch, for the next preparation
 
 
 class GraphDrafter:
@@ -148,7 +147,7 @@ class GraphDrafter:
         self._at = _Buffers(
             lines=Mirror((size, N_FACTS + width), torch.int64, device),
             drafted=Mirror((size, lookahead), torch.int64, device),
-            result=Mirror((size, budget * (2 + lookahead)), torch.int64, device),
+            result=Mirror((size, budget, 2 + lookahead), torch.int64, device),
             starts=torch.arange(size + 1, dtype=torch.int32, device=device),
             steps=torch.arange(width, device=device),
             candidates=torch.zeros(shape, dtype=torch.int64, device=device),
@@ -196,16 +195,10 @@ class GraphDrafter:
         return Proposal([found.get(row, [])[:lookahead] for row in rows])
 
     @torch.inference_mode()
-    def prepare(
-        self, rows: Sequence[Row], planner: Planner, budget: int, outcome: Outcome, is_late: Callable[[], bool]
-    ) -> Prepared:
+    def prepare(self, rows: Sequence[Row], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]) -> Prepared:
         """See Drafter. It is launched, and done when somebody asks what was prepared."""
-        assert budget == self._budget
         adopted, self._at.adopted = self._at.adopted, {}
         ready = self.eager.ready(rows)
-        for row in rows:
-            if row.slot in adopted and row not in ready:
-                self.eager.trunks[row.slot].n_computed = len(row.text) - 1  # nobody copies its branch
         if not ready:
             return Planned.nothing()
         facts = torch.stack((outcome.slots, outcome.length, outcome.n_accepted, outcome.bonus), 1).tolist()
@@ -214,6 +207,9 @@ class GraphDrafter:
             self._made.began.mark()
             self._catch_up(ready, n_left=1)
             trunks = [self.eager.trunks[row.slot] for row in ready]
+            for row, trunk in zip(ready, trunks, strict=True):
+                if row.slot in adopted:
+                    trunk.n_computed = len(row.text) + self._lookahead
             ends = [len(row.text) + len(row.speculation) for row in ready]
             is_behind = any(trunk.n_computed < end for trunk, end in zip(trunks, ends, strict=True))
             lines = [self._line(row, adopted.get(row.slot, -1), decided.get(row.slot)) for row in ready]
@@ -221,18 +217,16 @@ class GraphDrafter:
             size = bucket(len(ready))
             self._graphs.run(("prepare", size, is_behind), partial(self._prepare, size, is_behind, planner))
             self._at.result.fetch(len(ready))
-            self._made = replace(self._made, slots=[row.slot for row in ready], _lines=None)
+            slots, m = [row.slot for row in ready], self._budget_of(size)
+            self._made = replace(self._made, slots=slots, budget=m, _lines=None)
             self._made.done.mark()
         for trunk, end in zip(trunks, ends, strict=True):
             trunk.n_computed = max(trunk.n_computed, end)
         return self._made
 
     def adopt(self, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
-        """Note which branches become the trunks of their rows; the tokens of each."""
-        for row, branch in hits:
-            if self.eager.reserve(row):
-                self._at.adopted[row.slot] = branch
-                self.eager.trunks[row.slot].n_computed = len(row.text) + self._lookahead
+        """Note which branches become the trunks of their rows; the tokens of each. What was noted before is void."""
+        self._at.adopted = {row.slot: branch for row, branch in hits if self.eager.reserve(row)}
         return [(self._made.tokens(branch), None) for _, branch in hits]
 
     @torch.inference_mode()
@@ -246,6 +240,10 @@ class GraphDrafter:
                 self._write([], [self._nobody(-1)] * size, self._nobody(-1))
                 run = partial(self._prepare, size, is_behind, planner)
                 self._graphs.run(("prepare", size, is_behind), run)
+
+    def _budget_of(self, size: int) -> int:
+        """Outcomes prepared for each of so many rows (M)."""
+        return max(1, min(self._budget, MOST_BRANCHES // size))
 
     def _catch_up(self, rows: Sequence[Row], n_left: int) -> None:
         """Compute each text up to its last n_left tokens."""
@@ -328,9 +326,11 @@ class GraphDrafter:
             self.eager.scores[slot],
             lines[:, IS_PRIMARY] > 0,
         )
-        planned = planner.plan(ahead, self._budget)
-        drafted = self._branch(lines, pages, planned)  # [R * M, K]
-        self._at.result.device[:size] = torch.cat((planned.k, planned.token, drafted.reshape(size, -1)), 1)
+        m = self._budget_of(size)
+        planned = planner.plan(ahead, m)
+        drafted = self._branch(lines, pages, planned).reshape(size, m, -1)
+        outcomes = torch.stack((planned.k, planned.token), 2)
+        self._at.result.device[:size, :m] = torch.cat((outcomes, drafted), 2)
 
     def _adopt(self, lines: Tensor, pages: Tensor) -> None:
         """Copy adopted branches behind their texts, which end with their first token."""
@@ -361,7 +361,7 @@ class GraphDrafter:
         forks = (lines[:, TEXT, None] + planned.k.clamp(min=0)).flatten()  # [R * M]
         positions = forks + self._at.steps[:, None]  # [K+1, R * M]
         slots, following = self._branches.places(len(forks), self._at.steps), positions + 1
-        before, noise, tokens = forks.int(), self._noise(lines, self._budget), planned.token.flatten()
+        before, noise, tokens = forks.int(), self._noise(lines, planned.k.shape[1]), planned.token.flatten()
         found = []
         for step in range(self._lookahead + 1):
             self._branches.plan(pages, before, slots[step], step)

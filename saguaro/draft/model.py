@@ -63,9 +63,7 @@ class Drafter(Protocol):
     def read(self, rows: Sequence[Row], is_late: Callable[[], bool]) -> None:
         """Compute some more of texts that are far behind, until done or late."""
 
-    def prepare(
-        self, rows: Sequence[Row], planner: Planner, budget: int, outcome: Outcome, is_late: Callable[[], bool]
-    ) -> Prepared:
+    def prepare(self, rows: Sequence[Row], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]) -> Prepared:
         """Have the planner learn the last outcome and plan the next, and draft after each, until done or late."""
 
     def adopt(self, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
@@ -90,9 +88,7 @@ class NoModel:
     def read(self, rows: Sequence[Row], is_late: Callable[[], bool]) -> None:
         """Nothing to read."""
 
-    def prepare(
-        self, rows: Sequence[Row], planner: Planner, budget: int, outcome: Outcome, is_late: Callable[[], bool]
-    ) -> Prepared:
+    def prepare(self, rows: Sequence[Row], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]) -> Prepared:
         """There is nothing to draft with."""
         raise NotImplementedError("only a model can draft after an outcome")
 
@@ -138,7 +134,8 @@ class ModelDrafter:
         cut: float,
         kernels: Kernels | None = None,
     ) -> None:
-        self._model, self._guess, self._lookahead, self._cut = model, guess, lookahead, cut
+        self._model, self._guess = model, guess
+        self._lookahead, self._budget, self._cut = lookahead, budget, cut
         self.longest = min(kv.longest, model.spec.max_length)
         self.pool = PagePool(kv.n_pages, kv.page_size)
         self.cache = KVCache(kv, model.spec, model.device, model.dtype)
@@ -206,12 +203,10 @@ class ModelDrafter:
         return Proposal(tokens, q)
 
     @torch.inference_mode()
-    def prepare(
-        self, rows: Sequence[Row], planner: Planner, budget: int, outcome: Outcome, is_late: Callable[[], bool]
-    ) -> Prepared:
+    def prepare(self, rows: Sequence[Row], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]) -> Prepared:
         """See Drafter."""
         planner.learn(outcome)
-        planned = planner.plan(self.look_ahead(rows), budget)
+        planned = planner.plan(self.look_ahead(rows), self._budget)
         return planned if self.branch(rows, planned, is_late) else Planned.nothing()
 
     @torch.inference_mode()

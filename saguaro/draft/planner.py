@@ -126,8 +126,9 @@ class FanOut:
         self._waiting = _Waiting(n_rows)
         self._rounds: tuple[deque[_Round], deque[_Round]] = (deque(maxlen=self.WINDOW), deque(maxlen=self.WINDOW))
         self._n_new = 0
-        self._shape = (-1, -1, -1)  # K, C and M of the lists
         self._lists = torch.zeros(0, dtype=torch.int64)  # [2, K+1 lengths, K+1]: backup, primary
+        # By K, C and M: each batch size may have an M of its own, and what was captured has the tensors' addresses.
+        self._fitted: dict[tuple[int, int, int], Tensor] = {}
 
     def __repr__(self) -> str:
         return f"FanOut({self._kind!r})"
@@ -141,10 +142,12 @@ class FanOut:
         """The list of each row's length and kind."""
         self._waiting.expect(ahead)
         shape = (ahead.tokens.shape[1], ahead.candidates.shape[2], budget)
-        if shape != self._shape or self._n_new >= self.REFIT:
-            self._shape, self._n_new = shape, 0
-            self._lists = torch.stack([self._fit(rounds, *shape) for rounds in self._rounds])
-        self._lists = self._lists.to(ahead.length.device)
+        if self._n_new >= self.REFIT:
+            self._fitted, self._n_new = {}, 0
+        if shape not in self._fitted:
+            lists = torch.stack([self._fit(rounds, *shape) for rounds in self._rounds])
+            self._fitted[shape] = lists.to(ahead.length.device)
+        self._lists = self._fitted[shape]
         return by_fan_out(ahead, self._lists[ahead.is_primary.long(), ahead.length], budget)
 
     def learn(self, outcome: Outcome) -> None:

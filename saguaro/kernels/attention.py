@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from saguaro.kernels.launch import early, let_next_start, wait_for_previous
+from saguaro.kernels.launch import early, follow
 
 SPLIT = 128  # keys of a split: part of the arithmetic, so never chosen from the batch
 WHOLE_ABOVE = 32  # most queries for which splits run side by side: prefill has programs enough, and no workspace for it
@@ -238,7 +238,6 @@ def _attend_kernel(
     ROWS: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one row, for the heads of one key head: all splits in order, or a share of them."""
-    let_next_start(EARLY)
     G: tl.constexpr = H // H_KV
     PER_TILE: tl.constexpr = BLOCK_M // G  # queries
     row, head = tl.program_id(1) // H_KV, tl.program_id(1) % H_KV
@@ -257,7 +256,7 @@ def _attend_kernel(
         is_new = (position >= length - n) & (position < n_keys)
         none = tl.zeros([BLOCK_N, D_PAD], memory.dtype.element_ty)
         keys, values = load_keys(memory_of_head, slots, (position < n_keys) & ~is_new, none, none, H_KV, D)
-    wait_for_previous(EARLY)
+    follow(EARLY)
     if (first >= n) | (share >= n_parts):
         return
     query = first + lanes // G

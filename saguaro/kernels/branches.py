@@ -51,7 +51,7 @@ from saguaro.kernels.attention import (
     weigh,
     workspace,
 )
-from saguaro.kernels.launch import early, let_next_start, wait_for_previous
+from saguaro.kernels.launch import early, follow
 
 MOST_ROWS = 128  # of a tile: beyond them a row's branches are cut into several tiles
 OWN_BLOCK = 64  # own tokens of a tile's branches at a time, at most: there are few
@@ -153,7 +153,6 @@ def _branches_kernel(
 
     Parts are the splits before the tile's last fork, then the own tokens.
     """
-    let_next_start(EARLY)
     G: tl.constexpr = H // H_KV
     PER_TILE: tl.constexpr = BLOCK_M // G  # branches
     row, head = tl.program_id(1) // H_KV, tl.program_id(1) % H_KV
@@ -173,7 +172,7 @@ def _branches_kernel(
         none = tl.zeros([BLOCK_N, D_PAD], memory.dtype.element_ty)
         slots = slots_of(text, position, n_keys, PAGE_SIZE)
         keys, values = load_keys(memory_of_head, slots, position < n_keys, none, none, H_KV, D)
-    wait_for_previous(EARLY)
+    follow(EARLY)
     if share > n_splits:
         return
     queries = load_queries(q, first, head, lanes, n_lanes, stride_token, stride_head, G, D, D_PAD).to(DOT)

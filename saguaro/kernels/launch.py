@@ -5,8 +5,10 @@ Programmatic dependent launch (NVIDIA, from Hopper on): a kernel that was launch
 the ones before (it finds its place, fetches weights), then waits until they are done and seen. Elsewhere a kernel
 starts when the one before has ended, and the wait is nothing.
 
-Kernels that let the next one start at once may be several in flight. One of torch's does not: all before it is done
-when the next one starts. Every step of a model begins with one, the look-up of its tokens.
+Products let the next kernel start at once: it may be a product, too, whose weights are then on their way. All others
+let it start when they have waited: a kernel that waits takes room from whatever else runs on the device. Several may be
+in flight. One of torch's lets nobody start: all before it is done when the next one starts. Every step of a model
+begins with one, the look-up of its tokens.
 
 Invariant: a kernel waits before it reads what was written in this step, before it writes anything at all, and before it
 ends. Weights, and what was written before the step (page tables, lengths, keys of former tokens), it may read at once.
@@ -34,6 +36,13 @@ def wait_for_previous(EARLY: tl.constexpr):
     """Until here nothing may be read that was written in this step, and nothing written."""
     if EARLY:
         gdc_wait()
+
+
+@triton.jit
+def follow(EARLY: tl.constexpr):
+    """Wait for the kernel before, then let the next one start."""
+    wait_for_previous(EARLY)
+    let_next_start(EARLY)
 
 
 def early(device: torch.device) -> dict[str, Any]:

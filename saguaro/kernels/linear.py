@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from saguaro.kernels import launch, short
-from saguaro.kernels.launch import let_next_start, wait_for_previous
+from saguaro.kernels.launch import follow, let_next_start, wait_for_previous
 from saguaro.kernels.short import Short
 from saguaro.model.transformer import TORCH, Stream
 
@@ -337,10 +337,9 @@ def _begin_kernel(
     BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: one row."""
-    let_next_start(EARLY)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
-    wait_for_previous(EARLY)
+    follow(EARLY)
     by = tl.load(norm + i, mask=i < n, other=0.0).to(tl.float32)
     value = tl.load(x + row * x_stride + i, mask=i < n, other=0.0).to(tl.float32)
     tl.store(scaled + row * n + i, (value * by).to(scaled.dtype.element_ty), mask=i < n)

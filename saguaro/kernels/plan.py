@@ -24,7 +24,7 @@ from torch import Tensor
 
 from saguaro.algo.planning import Ahead, Planned
 from saguaro.kernels import launch
-from saguaro.kernels.launch import let_next_start, wait_for_previous
+from saguaro.kernels.launch import follow
 from saguaro.types import Outcome
 
 NEVER = tl.constexpr(float("-inf"))
@@ -166,8 +166,7 @@ def _plan_kernel(
     N_ACCEPT: tl.constexpr, N_BONUS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: one held row, its outcomes as a tile [BLOCK_K, BLOCK_C]. From n on, rows are not waited for."""
-    let_next_start(EARLY)
-    wait_for_previous(EARLY)
+    follow(EARLY)
     row = tl.program_id(0)
     if row >= n:
         tl.store(held_slots + row, -1)
@@ -258,8 +257,7 @@ def _learn_kernel(
     N_ACCEPT: tl.constexpr, N_BONUS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The only program: what is remembered fades by as many rows as are known, and then these are counted."""
-    let_next_start(EARLY)
-    wait_for_previous(EARLY)
+    follow(EARLY)
     rows, column = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_C)
     n_known = tl.sum(tl.zeros((BLOCK_R,), tl.int32), axis=0)
     for first in range(0, R, BLOCK_R):

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from saguaro.kernels import launch
-from saguaro.kernels.launch import let_next_start, wait_for_previous
+from saguaro.kernels.launch import follow
 
 GROUP = 8  # heads of one program
 N_WARPS = 4
@@ -87,7 +87,6 @@ def _turn_kernel(
     GROUP: tl.constexpr, HAS_NORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: GROUP heads of one token, each as its two halves [GROUP, HALF]: the coordinates of the rotations."""
-    let_next_start(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
     dims = tl.arange(0, BLOCK)
@@ -96,7 +95,7 @@ def _turn_kernel(
     is_value = (head >= N_QUERIES + N_STORED // 2)[:, None]
     here = heads + (token * (N_QUERIES + N_STORED) + head)[:, None] * (2 * HALF) + dims[None, :]
     inside = (head < N_QUERIES + N_STORED)[:, None] & is_dim[None, :]
-    wait_for_previous(EARLY)
+    follow(EARLY)
     first = tl.load(here, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(here + HALF, mask=inside, other=0.0).to(tl.float32)
     a, b = first, second

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from saguaro import rng
-from saguaro.kernels.launch import early, let_next_start, wait_for_previous
+from saguaro.kernels.launch import early, follow
 
 BLOCK = 1024  # tokens of one program
 N_WARPS = 4  # of that program
@@ -156,12 +156,11 @@ def _block_kernel(
     BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: the best key of each group of one block of one row, to best [L, n_groups]."""
-    let_next_start(EARLY)
     N: tl.constexpr = BLOCK // GROUP
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     groups = block * N + tl.arange(0, N)
     token = groups[:, None] * GROUP + tl.arange(0, GROUP)[None]
-    wait_for_previous(EARLY)
+    follow(EARLY)
     # Masked at the row's end, a rounder number than n_known, a thread's four neighbours are one load.
     scores = tl.load(logits + row * stride + token, mask=token < n_columns, other=0.0)
     heat = tl.load(temperature + row)
@@ -186,9 +185,8 @@ def _row_kernel(
     N: tl.constexpr, N_PAD: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: the N best keys of one row."""
-    let_next_start(EARLY)
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
-    wait_for_previous(EARLY)
+    follow(EARLY)
     keys = tl.load(best + row * n_groups + at, mask=at < n_groups, other=NOTHING)
     last = tl.max(keys, axis=0)
     if N > 1:

@@ -196,6 +196,7 @@ class Assembly:
             planner=method.planner,
             fallback=method.fallback,
             verification=method.verification,
+            prepare=method.prepare,
             cut=method.cut,
             lookahead=config.lookahead,
             budget=config.budget,
@@ -235,6 +236,8 @@ def choose_method(config: EngineConfig) -> Method:
     method = find_method(("ssd" if config.draft else "ar") if config.method == "auto" else config.method)
     if method.drafts and config.fallback != "auto":
         method = replace(method, fallback=config.fallback)
+    if config.prepare != "auto":
+        method = replace(method, prepare=config.prepare)
     if config.verification != "auto":
         method = replace(method, verification=config.verification)
     if method.needs_model and config.draft is None:

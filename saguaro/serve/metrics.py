@@ -6,7 +6,9 @@ Definitions, one for each word. A row-round is one request in one round that gav
     acceptance          speculated tokens accepted / verified
     ... by position     P(token i accepted | it was verified and all before it were accepted)
     hit rate            row-rounds whose speculation came from the cache / row-rounds in question: those with room for a
-                        speculation, of a request that had a round before, whose outcome could have been foreseen
+                        speculation, of a request that had a round before, whose outcome could have been foreseen, in
+                        rounds for which something was prepared
+    prepared            rounds for which something was prepared / rounds in which somebody drafts
     after primary       the same where the request's speculation before was itself a hit; after backup: where not
     by k                the same by how many tokens the outcome before had accepted
     hidden              the draft's working time (preparing, responding) in which the target was verifying
@@ -58,6 +60,7 @@ class Summary:
         self.is_drafted = False  # whether anybody was asked for speculations
         self.accepted = Rate()  # speculated tokens
         self.by_position: list[Rate] = []
+        self.prepared = Rate()  # rounds
         self.hits, self.hits_after_primary, self.hits_after_backup = Rate(), Rate(), Rate()
         self.hits_by_k: dict[int, Rate] = {}
         self.by_source = dict.fromkeys(SOURCES, 0)  # row-rounds
@@ -72,10 +75,11 @@ class Summary:
         """Count a round."""
         self.n_rounds += 1
         for row in event.rows:
-            self._add_row(row)
+            self._add_row(row, event.draft is None or event.draft.is_prepared)
         self._add_times(event)
         if event.draft is not None:
             self.is_drafted = True
+            self.prepared.count(event.draft.is_prepared)
             self._add_draft(event.draft.prepare)
             self._add_draft(event.draft.respond)
 
@@ -91,7 +95,7 @@ class Summary:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the row-rounds in question; None where nobody drafts."""
+        """Share of the row-rounds in question; None where nobody drafts, or nothing is prepared."""
         return self.hits.value if self.is_drafted else None
 
     @property
@@ -116,6 +120,7 @@ class Summary:
             "accepted": self.accepted.n,
             "acceptance": self.acceptance,
             "acceptance_by_position": [rate.value for rate in self.by_position],
+            "prepared": self.prepared.value,
             "hit_rate": self.hit_rate,
             "hit_rate_after_primary": self.hits_after_primary.value if self.is_drafted else None,
             "hit_rate_after_backup": self.hits_after_backup.value if self.is_drafted else None,
@@ -142,7 +147,8 @@ class Summary:
                 f"; acceptance {_number(self.acceptance)}, by position {_numbers(facts['acceptance_by_position'])}"
             )
             lines.append(
-                f"hit rate {_number(self.hit_rate)}: {_number(facts['hit_rate_after_primary'])} after a hit, "
+                f"prepared {_number(self.prepared.value)} of the rounds; hit rate {_number(self.hit_rate)}: "
+                f"{_number(facts['hit_rate_after_primary'])} after a hit, "
                 f"{_number(facts['hit_rate_after_backup'])} after a miss; by outcome before "
                 f"{_named(facts['hit_rate_by_k'], 'k=')}; speculations from {_named(facts['sources'])}"
             )
@@ -157,7 +163,7 @@ class Summary:
         lines.append(f"round {sum(parts.values()):.1f} ms = {split}")
         return "\n".join(lines)
 
-    def _add_row(self, row: RowEvent) -> None:
+    def _add_row(self, row: RowEvent, is_prepared: bool) -> None:
         self.n_row_rounds += 1
         self.n_tokens += row.n_tokens
         self.by_source[row.source] += 1
@@ -168,7 +174,7 @@ class Summary:
         for position in range(min(row.k + 1, row.length)):
             self.by_position[position].count(position < row.k)
         before = self._before.pop(row.request, None)
-        if before is not None and row.room > 0:
+        if before is not None and row.room > 0 and is_prepared:
             after = self.hits_after_primary if _is_hit(before) else self.hits_after_backup
             for rate in (self.hits, after, self.hits_by_k.setdefault(before.k, Rate())):
                 rate.count(_is_hit(row))

@@ -52,7 +52,7 @@ class Limits:
     @property
     def n_reply(self) -> int:
         """Most bytes of a reply, or of a failure in its place."""
-        return max(MAX_WORDS, 8 * (8 + self.max_rows * (2 + self.lookahead * (1 + self.n_vocab))))
+        return max(MAX_WORDS, 8 * (9 + self.max_rows * (2 + self.lookahead * (1 + self.n_vocab))))
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,8 @@ def encode_reply(spec: Speculation) -> list[memoryview]:
     """A reply's body: counts, times, tokens, lengths, sources, and q as it lies in memory."""
     n_rows, n_nodes = spec.tokens.shape
     q = None if spec.q is None else _q(spec.q)
-    counts = _ints([n_rows, n_nodes, 0 if q is None else q.itemsize, spec.times is not None])
+    is_prepared = spec.times is not None and spec.times.is_prepared
+    counts = _ints([n_rows, n_nodes, 0 if q is None else q.itemsize, spec.times is not None, is_prepared])
     times = np.zeros(4, _FLOAT)
     if spec.times is not None:
         times[:] = (*spec.times.respond, *spec.times.prepare)
@@ -159,7 +160,7 @@ def encode_reply(spec: Speculation) -> list[memoryview]:
 def decode_reply(body: Array, n_asked: int, limits: Limits) -> Speculation:
     """A speculation for as many rows as were asked for; it shares the body's memory."""
     reader = _Reader(body)
-    n_rows, n_nodes, q_kind, is_timed = reader.ints(4, "counts", 0, 2**31).tolist()
+    n_rows, n_nodes, q_kind, is_timed, is_prepared = reader.ints(5, "counts", 0, 2**31).tolist()
     if n_rows != n_asked or n_nodes > limits.lookahead or q_kind not in _Q:
         shape = f"{n_rows} rows of {n_nodes} tokens with a q of {q_kind} bytes"
         raise WireError(f"{shape}, where {n_asked} rows of at most {limits.lookahead} tokens were asked for")
@@ -177,7 +178,7 @@ def decode_reply(body: Array, n_asked: int, limits: Limits) -> Speculation:
         length=torch.from_numpy(length),
         source=torch.from_numpy(source),
         q=q,
-        times=DraftTimes((times[0], times[1]), (times[2], times[3])) if is_timed else None,
+        times=DraftTimes((times[0], times[1]), (times[2], times[3]), bool(is_prepared)) if is_timed else None,
     )
 
 

@@ -9,7 +9,8 @@ import torch
 
 from saguaro.algo.theory import critical_batch_size
 from saguaro.draft import fallback
-from saguaro.draft.fallback import EVERY, Always, Average, ByBatch, Fallback, Measured, Nobody, put_in_flight
+from saguaro.draft.average import Average
+from saguaro.draft.fallback import EVERY, Always, ByBatch, Fallback, Measured, Nobody, put_in_flight
 from saguaro.draft.rows import Proposal, Row, Rows
 from saguaro.types import CACHE, DRAFT, EMPTY, NGRAM, Joined, Outcome
 
@@ -230,6 +231,21 @@ def test_a_primary_that_is_of_no_use_is_left(clock: Clock) -> None:
     world = World(clock, Measured(primary, backup))
     found = sources(world, 4 * EVERY, {DRAFT: 0, NGRAM: 1})
     assert found[2 * EVERY :].count(DRAFT) == 2
+
+
+def test_a_few_unlucky_misses_do_not_end_it(clock: Clock) -> None:
+    """What the primary prepared stands well: its first misses need not."""
+    primary, backup = both(clock)
+    world = World(clock, Measured(primary, backup))
+    for _ in range(20):
+        world.play([0], {CACHE: 3})
+    found = []
+    for _ in range(4):
+        found += world.play([], {CACHE: 3, DRAFT: 0})
+        world.play([0], {CACHE: 3, DRAFT: 0})
+    assert found == [DRAFT] * 4
+    found = [world.play([], {DRAFT: 0})[0] for _ in range(40)]
+    assert NGRAM in found, "many are no bad luck"
 
 
 def test_one_row_alone_does_not_hold_up_a_large_batch(clock: Clock) -> None:

@@ -167,6 +167,17 @@ def test_all_accepted_is_the_same_at_any_length(accepted: int) -> None:
     assert float(h[1, 1]) < 0.4
 
 
+def test_a_list_stays_where_it_is_when_another_budget_is_planned() -> None:
+    """Each batch size may have its own, and what was captured has the address."""
+    planner, ahead = FanOut("uniform"), flight()
+    planner.plan(ahead, 4)
+    four = planner.lists()
+    assert outcomes(planner.plan(ahead, 2), 0) == outcomes(FanOut("uniform").plan(ahead, 2), 0)
+    assert planner.lists() is not four
+    assert len(outcomes(planner.plan(ahead, 4), 0)) == 4
+    assert planner.lists() is four
+
+
 def test_the_lists_are_refitted_now_and_then_and_forget() -> None:
     planner, ahead = FanOut("geometric"), flight(4)
     teach(planner, ahead, k=3, bonus=10, times=7)  # 28 rounds: too few

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from saguaro.config import SamplingParams
+from saguaro.draft.economy import Lavish
 from saguaro.draft.fallback import Always
 from saguaro.draft.model import NoModel
 from saguaro.draft.ngram import Ngram
@@ -99,7 +100,7 @@ def scripted(script: Script, lookahead: int) -> Inline:
 
 def proposing(proposer: Proposer, lookahead: int) -> Inline:
     """A link to a draft that prepares nothing."""
-    return Inline(DraftSide(NoModel(), None, Always(proposer), lookahead=lookahead, budget=1, n_vocab=N_KNOWN))
+    return Inline(DraftSide(NoModel(), None, Always(proposer), Lavish(), lookahead=lookahead, n_vocab=N_KNOWN))
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ import torch
 
 from saguaro import LLM, SamplingParams
 from saguaro.config import EngineConfig
+from saguaro.draft.economy import Lavish, Thrifty
 from saguaro.draft.model import ModelDrafter
 from saguaro.engine.pages import PageTable
 from saguaro.errors import ConfigError, ModelNotFound, SaguaroError, TokenizerMismatch
@@ -450,6 +451,15 @@ def test_the_method_of_a_config(llm: LLM, settings: dict[str, str], method: str)
     assert made.generate("the", GREEDY)[0].token_ids == llm.generate("the", GREEDY)[0].token_ids
 
 
+@pytest.mark.parametrize(("prepare", "economy"), [("auto", Thrifty), ("always", Lavish)])
+def test_only_ssd_asks_whether_preparing_pays(llm: LLM, prepare: str, economy: type) -> None:
+    for method in PREPARING:
+        made = llm.sibling(method=method, draft="drop:2", prepare=prepare, **SIZES)
+        link = made.engine.round.draft
+        assert isinstance(link, Inline)
+        assert type(link.side.economy) is (economy if method == "ssd" else Lavish)
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
@@ -458,6 +468,7 @@ def test_the_method_of_a_config(llm: LLM, settings: dict[str, str], method: str)
         ({"method": "ssd"}, ConfigError, "method ssd needs a draft model and none is given; pass draft (--draft)"),
         ({"method": "ngram", "fallback": "measured"}, ConfigError, "method ngram needs a draft model"),
         ({"fallback": "luck"}, ConfigError, "fallback is 'luck'; it must be one of auto, draft, ngram, random"),
+        ({"prepare": "never"}, ConfigError, "prepare is 'never'; it must be one of auto, always"),
         ({"verification": "trust"}, ConfigError, "verification is 'trust'; it must be one of auto, shared, rejection"),
         ({"link": "tcp"}, ConfigError, "link is 'tcp'; it must be one of auto, inline, process"),
         ({"draft_device": "gpu"}, ConfigError, "draft_device is 'gpu'; it must be auto, cpu, cuda or cuda:N"),

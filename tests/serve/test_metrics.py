@@ -80,6 +80,18 @@ def test_hits(summary: Summary) -> None:
     assert facts["sources"] == {"empty": 3 / 8, "cache": 3 / 8, "draft": 2 / 8}
 
 
+def test_a_round_that_nothing_was_prepared_for_misses_nothing(summary: Summary) -> None:
+    before = summary.as_dict()
+    assert before["prepared"] == 1.0
+    times = DraftTimes(respond=(60, 60), prepare=(55, 55), is_prepared=False)
+    summary.add(event(6, [RowEvent("c", 3, 3, "draft", 4, 3)], [60, 60, 64, 64, 64], times))
+    facts = summary.as_dict()
+    assert facts["prepared"] == 3 / 4
+    for name in ("hit_rate", "hit_rate_after_primary", "hit_rate_after_backup", "hit_rate_by_k"):
+        assert facts[name] == before[name]
+    assert "prepared 0.75 of the rounds; hit rate 0.60" in str(summary)
+
+
 def test_hidden_time(summary: Summary) -> None:
     # prepare 2-6.5: hidden 2-5 and 5-6. respond 7-8: waited for. prepare 9-15: hidden 9-12 and 13-14. respond 15-16:
     # waited for. Told again in round 4: not counted again.

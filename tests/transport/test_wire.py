@@ -69,7 +69,9 @@ def speculations(draw: st.DrawFn) -> Speculation:
     dtype = draw(st.sampled_from([None, torch.float32, torch.float64]))
     q = None if dtype is None else torch.rand(n_rows, n_nodes, V, dtype=dtype)
     interval = st.tuples(st.floats(allow_nan=False), st.floats(allow_nan=False))
-    return Speculation(tokens, length, source, q, draw(st.none() | st.builds(DraftTimes, interval, interval)))
+    return Speculation(
+        tokens, length, source, q, draw(st.none() | st.builds(DraftTimes, interval, interval, st.booleans()))
+    )
 
 
 def body(parts: list[memoryview]) -> Array:
@@ -300,9 +302,9 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_awaited() -> None:
 
 def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(frame, "VERSION", 2)
+        patch.setattr(frame, "VERSION", 3)
         data = b"".join(frame.frame(Kind.READY, 1, []))
-    with pytest.raises(WireError, match="version 2; this end speaks version 1"):
+    with pytest.raises(WireError, match="version 3; this end speaks version 2"):
         arrive(data)
 
 

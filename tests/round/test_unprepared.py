@@ -1,0 +1,169 @@
+"""Rounds that nothing is prepared for, between others that are; and batches so large that less is prepared for each.
+
+The tokens are the true ones, and a draft that is the target is always right: were a key of a branch that nobody copied
+taken for computed, or a branch taken for another, it would show in what is accepted.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from saguaro.algo.planning import Ahead, Planned
+from saguaro.draft import fallback, graphed
+from saguaro.draft.graphed import GraphDrafter
+from saguaro.draft.rows import Row, Rows
+from saguaro.engine.request import Request
+from saguaro.kernels.bundle import Kernels, plain_kernels
+from saguaro.methods import METHODS, draft_side
+from saguaro.model.transformer import Transformer
+from saguaro.types import Joined, Outcome
+from tests.draft.config import new_config
+from tests.engine.test_round import N_KNOWN, new_model, new_requests, true_output
+from tests.round.tabular import Clock, under
+from tests.round.test_conformance import N_REQUESTS, Rig, new_rig
+
+PREPARING = [name for name, method in METHODS.items() if method.planner != "nothing"]
+PLAIN = ("greedy", "warm")  # a captured draft knows temperatures, and no other rules
+KERNELS: dict[str, Callable[[], Kernels | None]] = {"eager": lambda: None, "captured": plain_kernels}
+
+
+class Moody:
+    """Prepares as chance will have it."""
+
+    def __init__(self, seed: int, share: float = 0.6) -> None:
+        self._chance, self._share = Random(seed), share
+        self.decided: list[bool] = []
+
+    def prepares(self, asked: Sequence[Row], known: Iterable[Row]) -> bool:
+        """See Economy."""
+        assert set(asked) <= set(known)
+        self.decided.append(self._chance.random() < self._share)
+        return self.decided[-1]
+
+    def learn(self, outcome: Outcome, rows: Rows) -> None:
+        """See Economy."""
+
+
+@pytest.fixture(autouse=True)
+def _clock() -> Iterator[None]:
+    """Nothing here depends on how fast this machine is."""
+    with patch.object(fallback, "time", Clock()):
+        yield
+
+
+@pytest.fixture(scope="module")
+def target() -> Transformer:
+    return new_model(seed=0)
+
+
+@pytest.fixture(scope="module")
+def truth(target: Transformer) -> list[list[int]]:
+    return [true_output(target, request) for request in new_requests(n=N_REQUESTS)]
+
+
+def assert_always_right(rig: Rig, requests: Sequence[Request]) -> None:
+    """Serve them all: whatever a model speculates is accepted."""
+    for request in requests:
+        rig.scheduler.add(request)
+    while rig.scheduler.has_work:
+        assert all(commit.k == commit.length for commit in rig.play() if commit.source in ("cache", "draft"))
+    assert rig.sources["cache"] > 5
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("method", PREPARING)
+def test_rounds_without_preparation_change_nothing(
+    method: str, kind: str, target: Transformer, truth: list[list[int]]
+) -> None:
+    rig = new_rig(under("shared", method), target, target.without([1]), lookahead=3, kernels=KERNELS[kind]())
+    rig.side.economy = moody = Moody(seed=1)
+    assert rig.run(new_requests(n=N_REQUESTS)) == truth
+    assert {True, False} == set(moody.decided)
+    assert rig.sources["cache"] > 0
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("fallback", ["draft", "ngram"])
+@pytest.mark.parametrize("max_rows", [1, 3, 8])
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_a_draft_that_is_the_target_is_right_however_often_it_prepares(
+    share: float, max_rows: int, fallback: str, kind: str, target: Transformer
+) -> None:
+    """Misses of an n-gram leave the draft's own keys behind; those of the model do not."""
+    method = under("shared", "ssd", fallback=fallback)
+    rig = new_rig(method, target, target, kernels=KERNELS[kind](), max_rows=max_rows)
+    rig.side.economy = Moody(seed=max_rows, share=share)
+    assert_always_right(rig, new_requests(PLAIN, n=N_REQUESTS, max_tokens=40))
+    assert rig.sources[fallback] > 0
+
+
+@pytest.mark.parametrize("most", [1, 8, 16, 64])
+@pytest.mark.parametrize("method", ["ssd", "ssd-uniform", "amusd"])
+def test_large_batches_prepare_less_for_each(
+    most: int, method: str, target: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As requests end the batch shrinks and the budget of a row grows, while branches of the larger are adopted."""
+    monkeypatch.setattr(graphed, "MOST_BRANCHES", most)
+    rig = new_rig(under("shared", method), target, target, kernels=plain_kernels(), budget=6)
+    drafter, budgets = rig.side.drafter, set[tuple[int, int]]()
+    assert isinstance(drafter, GraphDrafter)
+    prepare = drafter._prepare
+
+    def watched(size: int, is_behind: bool, planner: object) -> None:
+        budgets.add((size, drafter._budget_of(size)))
+        prepare(size, is_behind, planner)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(drafter, "_prepare", watched)
+    requests = new_requests(PLAIN, n=N_REQUESTS)
+    for at, request in enumerate(requests):
+        request.params = replace(request.params, max_tokens=8 + 6 * at)
+    assert_always_right(rig, requests)
+    assert budgets == {(size, max(1, min(6, most // size))) for size in (1, 2, 4, 8)}
+
+
+def test_products_of_all_branches_are_those_that_are_fast() -> None:
+    linear = pytest.importorskip("saguaro.kernels.linear", reason="no Triton")
+    assert graphed.MOST_BRANCHES == linear.MAX_ROWS
+
+
+class Attentive:
+    """A planner that plans nothing, and sees that it is told of what it was asked about."""
+
+    is_fixed = False
+
+    def __init__(self) -> None:
+        self.asked: dict[int, int] = {}  # slot -> length in flight
+        self.n_learnt = 0
+
+    def plan(self, ahead: Ahead, budget: int) -> Planned:
+        """Nothing."""
+        self.asked = dict(zip(ahead.slots.tolist(), ahead.length.tolist(), strict=True))
+        return Planned.nothing()
+
+    def learn(self, outcome: Outcome) -> None:
+        """Of rows in flight."""
+        found = dict(zip(outcome.slots.tolist(), outcome.length.tolist(), strict=True))
+        assert found in ({}, self.asked), "an outcome of another round"
+        self.n_learnt += len(found)
+
+
+def test_a_planner_learns_nothing_of_rounds_it_did_not_plan_for(target: Transformer) -> None:
+    """From one round to the next speculations are of another length: outcomes cannot be taken for each other."""
+    side = draft_side(new_config(N_KNOWN, planner="joint", n_tokens=2000), target)
+    planner, moody = Attentive(), Moody(seed=3, share=0.5)
+    side.planner, side.economy = planner, moody
+    side.admit([Joined(slot, request.prompt) for slot, request in enumerate(new_requests(n=2))])
+    outcome, slots = Outcome.nothing(), torch.tensor([0, 1])
+    for at in range(40):
+        spec = side.respond(outcome, slots.tolist(), [at % 4 + 1] * 2)
+        assert spec.times is not None
+        assert spec.times.is_prepared == (at > 0 and moody.decided[-1])
+        side.prepare()
+        outcome = Outcome(slots, spec.length, torch.tensor([0, 1]), torch.tensor([at, at + 1]))
+    n_told = sum(before and now for before, now in pairwise(moody.decided))
+    assert planner.n_learnt == 2 * n_told > 0, "it is told at the next preparation, or never"
