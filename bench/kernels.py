@@ -37,7 +37,7 @@ from saguaro.kernels.attention import attend, counters
 from saguaro.kernels.branches import attend_branches
 from saguaro.kernels.linear import Config, TritonProducts
 from saguaro.kernels.short import Short
-from saguaro.model.transformer import TORCH, Products, Stream
+from saguaro.model.transformer import TORCH, Place, Products, Stream, Turn
 
 DTYPE = torch.bfloat16
 ROWS = (1, 7, 16, 32, 64, 224)
@@ -405,7 +405,7 @@ class Chain:
     """Layers of a model, each with weights and keys of its own, and the head."""
 
     def __init__(self, model: str, n_layers: int, device: torch.device) -> None:
-        self.device, (_, n_kv, self.d) = device, HEADS[model]
+        self.device, (self.n_heads, n_kv, self.d) = device, HEADS[model]
         shapes = {shape.name: shape for shape in SHAPES if shape.model == model}
         self.layers = [
             {name: self._weight(shape) for name, shape in shapes.items() if name != "head"} for _ in range(n_layers)
@@ -415,7 +415,7 @@ class Chain:
         self.own = torch.randn(n_layers, BRANCHES, OWN, 2 * n_kv, self.d, device=device).to(DTYPE)
         self.pages = torch.arange(CHAIN_LENGTH // PAGE_SIZE, device=device).int()[None]
         self.arrived = counters(device)
-        self.norm, self.head_norm = (torch.rand(n, device=device).to(DTYPE) + 0.5 for n in (n_hidden, self.d))
+        self.norm = torch.rand(n_hidden, device=device).to(DTYPE) + 0.5
         self.rows, self.angles = (torch.randn(64, n, device=device).to(DTYPE) for n in (n_hidden, self.d))
 
     def _weight(self, shape: Shape) -> Tensor:
@@ -429,22 +429,23 @@ class Chain:
         """The logits of a step, or the stream where they are not wanted."""
         stream = by.begin(self.rows[: step.n], self.norm, EPS)
         for index, layer in enumerate(self.layers):
-            heads = by.read(stream, layer["qkv"], None, DTYPE).view(step.n, -1, self.d)
-            stream = by.write(stream, self._attend(index, heads, step), layer["out"], None, self.norm, EPS)
+            angles = self.angles[: step.n]
+            turn = Turn(self.n_heads, None, None, EPS, angles, angles)
+            q = by.read_heads(stream, layer["qkv"], None, turn, self._place(index, step))
+            stream = by.write(stream, self._attend(index, q, step), layer["out"], None, self.norm, EPS)
             gated = by.read_gated(stream, layer["gate_up"], None)
             stream = by.write(stream, gated, layer["down"], None, self.norm, EPS)
         return by.read(stream, self.head, None, torch.float32) if has_head else stream.x
 
-    def _attend(self, index: int, heads: Tensor, step: Step) -> Tensor:
-        angles = self.angles[: step.n]
-        turn = (heads, self.head_norm, self.head_norm, EPS, angles, angles)
+    def _place(self, index: int, step: Step) -> Place:
+        return Place(self.own[index].flatten(0, 1) if step.is_branches else self.memory[index], step.slots)
+
+    def _attend(self, index: int, q: Tensor, step: Step) -> Tensor:
         memory, own = self.memory[index], self.own[index]
         if step.is_branches:
-            q = rotary.turn_and_store(*turn, own.view(-1, *own.shape[2:]), step.slots)
             return attend_branches(
                 q, memory, self.pages, step.lengths, own, SEEN, PAGE_SIZE, CHAIN_LENGTH, arrived=self.arrived
             )
-        q = rotary.turn_and_store(*turn, memory, step.slots)
         return attend(
             q, memory, self.pages, step.starts, step.lengths, PAGE_SIZE, step.n, CHAIN_LENGTH, arrived=self.arrived
         )

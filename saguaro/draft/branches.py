@@ -19,7 +19,7 @@ from torch import Tensor
 from saguaro.engine.attention import Span
 from saguaro.engine.kv import KVCache
 from saguaro.model.spec import ModelSpec
-from saguaro.model.transformer import Turn
+from saguaro.model.transformer import Place
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,16 @@ class BranchAttention:
         """The next step computes every branch's own token `step`, counted from 0."""
         self._step = step
 
-    def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
-        """heads [R, H + 2 * H_kv, d] -> [R, H * d]."""
-        q, kv = turn(heads)
-        own = self.own[layer, : len(q)]
-        own[:, self._step] = kv
-        own = own[:, : self._step + 1]
+    def place(self, layer: int) -> Place:
+        """Behind the own tokens of each branch."""
+        n = self._groups[-1].stop
+        own = self.own[layer, :n]
+        slots = torch.arange(n, device=own.device) * own.shape[1] + self._step
+        return Place(own.flatten(0, 1), slots)
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """q [R, H, d] -> [R, H * d]."""
+        own = self.own[layer, : len(q), : self._step + 1]
         outs = [self._attend(layer, q[g.start : g.stop], own[g.start : g.stop], g) for g in self._groups]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 

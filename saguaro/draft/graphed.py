@@ -26,7 +26,7 @@ from saguaro.engine.layout import Segment
 from saguaro.engine.paged import Paged, PagedAttention, ends, from_left, slots_at, split_of
 from saguaro.engine.tables import PageTables
 from saguaro.kernels.bundle import Kernels
-from saguaro.model.transformer import Transformer, Turn
+from saguaro.model.transformer import Place, Transformer
 from saguaro.types import DRAFT, Outcome
 
 # Columns of a row's line: all that are drafted for, then those that are prepared for, then tokens.
@@ -93,14 +93,14 @@ class PagedBranches:
         """The next step computes every branch's own token `step`, which goes to its slot."""
         self._pages, self._forks, self._slots, self._step = pages, forks, slots, step
 
-    def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
-        """heads [R * M, H + 2 * H_kv, d] -> [R * M, H * d]."""
-        n, own, kernels = len(heads), self._own[layer], self._kernels
-        q = kernels.turn_and_store(
-            heads, turn.q_norm, turn.k_norm, turn.eps, turn.cos, turn.sin, own.flatten(0, 1), self._slots
-        )
-        return kernels.attend_branches(
-            q, self._cache.layers[layer], self._pages, self._forks, own[:n], self._step + 1,
+    def place(self, layer: int) -> Place:
+        """Behind the own tokens of each branch."""
+        return Place(self._own[layer].flatten(0, 1), self._slots)
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """q [R * M, H, d] -> [R * M, H * d]."""
+        return self._kernels.attend_branches(
+            q, self._cache.layers[layer], self._pages, self._forks, self._own[layer, : len(q)], self._step + 1,
             self._cache.page_size, self._longest, split=self._split,
         )  # fmt: skip
 

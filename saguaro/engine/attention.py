@@ -14,17 +14,20 @@ from torch import Tensor
 
 from saguaro.engine.kv import KVCache
 from saguaro.engine.layout import Layout
-from saguaro.model.transformer import Turn
+from saguaro.model.transformer import Place
 
 
 class AttentionBackend(Protocol):
-    """Writes a step's keys and values to the cache and attends its queries to everything before them."""
+    """Attends a step's queries to everything before them, once their keys and values are in the cache."""
 
     def plan(self, layout: Layout) -> None:
         """Take the next step's layout."""
 
-    def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
-        """heads [T, H + 2 * H_kv, d] (queries, keys, values), to be turned -> [T, H * d]."""
+    def place(self, layer: int) -> Place:
+        """Where the step's keys and values go."""
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """q [T, H, d] -> [T, H * d]."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,12 @@ class SDPAttention:
         self._slots = layout.slots
         self._rows = [self._row(layout, index) for index in range(len(layout.lengths))]
 
-    def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
-        """See AttentionBackend.run."""
-        q, kv = turn(heads)
-        self._cache.write(layer, self._slots, kv)
+    def place(self, layer: int) -> Place:
+        """See AttentionBackend."""
+        return Place(self._cache.layers[layer], self._slots)
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """See AttentionBackend."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         if len(self._rows) == 1:
             row = self._rows[0]

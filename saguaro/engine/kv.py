@@ -103,10 +103,6 @@ class KVCache:
         self.keys = [layer[:, :n_kv] for layer in by_head]  # per layer [1, H_kv, slots, d]
         self.values = [layer[:, n_kv:] for layer in by_head]
 
-    def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:  # [T], [T, 2 * H_kv, d]
-        """Store a step's keys and values."""
-        self.layers[layer].index_copy_(0, slots, kv)
-
     def copy_in(self, slots: Tensor, kv: Tensor) -> None:  # [T], [layers, T, 2 * H_kv, d]
         """Store keys and values of all layers that were computed elsewhere."""
         self.memory.index_copy_(1, slots, kv)

@@ -12,7 +12,7 @@ from torch import Tensor
 from saguaro.engine.kv import KVCache
 from saguaro.engine.layout import Layout
 from saguaro.kernels.bundle import Kernels
-from saguaro.model.transformer import Turn
+from saguaro.model.transformer import Place
 
 MAX_SPLITS = 32
 LEAST_SPLIT = 128  # keys
@@ -31,11 +31,11 @@ class Paged:
 
 
 class PagedAttention:
-    """Writes a step's keys and values to its pages and attends to them."""
+    """Attends to texts on pages, to which a step's keys and values go."""
 
     def __init__(self, cache: KVCache, kernels: Kernels, longest: int) -> None:
         self._cache, self._kernels, self._split = cache, kernels, split_of(longest)
-        self._paged: Paged | None = None
+        self._at: Paged  # the next step's
 
     def plan(self, layout: Layout) -> None:
         """Take the next step's layout."""
@@ -55,18 +55,18 @@ class PagedAttention:
 
     def plan_paged(self, paged: Paged) -> None:
         """Take the next step's places, on the device already."""
-        self._paged = paged
+        self._at = paged
 
-    def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
+    def place(self, layer: int) -> Place:
         """See AttentionBackend."""
-        at, memory, kernels = self._paged, self._cache.layers[layer], self._kernels
-        assert at is not None, "a step is planned before it is run"
-        q = kernels.turn_and_store(
-            heads, turn.q_norm, turn.k_norm, turn.eps, turn.cos, turn.sin, memory, at.slots
-        )  # [T, H, d]
-        return kernels.attend(
-            q, memory, at.pages, at.starts, at.lengths, self._cache.page_size, at.n_queries, at.longest,
-            split=self._split,
+        return Place(self._cache.layers[layer], self._at.slots)
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """See AttentionBackend."""
+        at = self._at
+        return self._kernels.attend(
+            q, self._cache.layers[layer], at.pages, at.starts, at.lengths, self._cache.page_size,
+            at.n_queries, at.longest, split=self._split,
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from saguaro.errors import ConfigError
-from saguaro.model.transformer import TORCH, Products
+from saguaro.model.transformer import Products
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class Kernels:
     attend: Callable[..., Tensor]
     attend_branches: Callable[..., Tensor]
     adopt: Callable[..., None]
-    turn_and_store: Callable[..., Tensor]
     choose: Callable[..., Tensor]
     rank: Callable[..., tuple[Tensor, Tensor]]
     products: Products
@@ -37,7 +36,7 @@ def kernels_for(device: torch.device) -> Kernels | None:
 def triton_kernels(device: torch.device) -> Kernels:
     """A bundle for one stream of this device."""
     try:
-        from saguaro.kernels import adopt, attention, branches, linear, plan, rotary, sample
+        from saguaro.kernels import adopt, attention, branches, linear, plan, sample
     except ImportError as e:
         raise ConfigError(
             f"device is {device}, whose kernels need Triton, and it is not there ({e}); install triton, or set "
@@ -48,7 +47,6 @@ def triton_kernels(device: torch.device) -> Kernels:
         partial(attention.attend, arrived=arrived),
         partial(branches.attend_branches, arrived=arrived),
         adopt.adopt,
-        rotary.turn_and_store,
         sample.choose,
         sample.rank,
         linear.TritonProducts(device),
@@ -64,8 +62,7 @@ def plain_kernels() -> Kernels:
         attention.attend_plain,
         branches.attend_branches_plain,
         adopt.adopt_plain,
-        rotary.turn_and_store_plain,
         sample.choose_plain,
         sample.rank_plain,
-        TORCH,
+        rotary.PlainProducts(),
     )

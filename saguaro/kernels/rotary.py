@@ -16,6 +16,7 @@ from torch import Tensor
 
 from saguaro.kernels import launch
 from saguaro.kernels.launch import follow
+from saguaro.model.transformer import Place, Stream, TorchProducts, Turn
 
 GROUP = 8  # heads of one program
 N_WARPS = 4
@@ -72,6 +73,16 @@ def turn_and_store_plain(
     kept = slots >= 0
     memory[slots[kept]] = torch.cat((turned[:, n_q:], values), 1)[kept].to(memory.dtype)
     return turned[:, :n_q].contiguous()
+
+
+class PlainProducts(TorchProducts):
+    """By torch, for steps with tokens that have no place: the twin of TritonProducts."""
+
+    def read_heads(self, stream: Stream, weight: Tensor, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
+        """See Products."""
+        heads = self.read(stream, weight, bias, stream.x.dtype).view(len(stream.x), -1, place.memory.shape[2])
+        norms = (turn.q_norm, turn.k_norm, turn.eps)
+        return turn_and_store_plain(heads, *norms, turn.cos, turn.sin, place.memory, place.slots)
 
 
 @triton.jit

@@ -28,7 +28,9 @@ from torch import Tensor
 
 from saguaro.kernels import launch
 from saguaro.kernels.launch import let_next_start, wait_for_previous
+from saguaro.model.transformer import Place, Turn
 
+BLOCK_N = 16  # rows of [out, in] memory per program, the narrowest left operand; gate and up rows together
 ROW_TILE = 8  # rows at a time: the narrowest right operand
 STEP = 32  # columns that a warp takes at a time: four threads of VECTOR
 VECTOR = 8  # columns that a thread loads at once
@@ -70,7 +72,7 @@ def short(n_in: int, n_out: int, dtype: torch.dtype) -> Short | None:
     """
     if dtype.itemsize != 2 or n_in * n_out * dtype.itemsize > MOST_BYTES or n_in % VECTOR != 0:
         return None
-    cut = Short.of(16, 4 if n_in <= MOST_OF_FOUR else 8, n_in)
+    cut = Short.of(BLOCK_N, 4 if n_in <= MOST_OF_FOUR else 8, n_in)
     return cut if cut.width * cut.block_n * dtype.itemsize <= MOST_HELD else None
 
 
@@ -93,6 +95,31 @@ def read(
         **_keywords(a, cut),
     )  # fmt: skip
     return out
+
+
+def read_heads(
+    a: Tensor,  # [T, in]: x * norm
+    squares: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    cut: Short,
+    turn: Turn,
+    place: Place,
+) -> Tensor:  # [T, H, d]
+    """See saguaro.model.transformer.Products. What is turned was rounded, as if it had been stored in between."""
+    (n_stored, d), n_parts = place.memory.shape[1:], squares.shape[1]
+    n_out = weight.shape[1]
+    n_queries = n_out // d - n_stored
+    assert all(x.is_contiguous() for x in (place.memory, place.slots, turn.cos, turn.sin))
+    assert turn.cos.numel() == turn.sin.numel() == len(a) * d, (turn.cos.shape, turn.sin.shape)
+    q = torch.empty(len(a), n_queries, d, dtype=a.dtype, device=a.device)
+    _heads_kernel[(cut.n_tiles(n_out),)](
+        a, weight, bias if bias is not None else a, squares, turn.cos, turn.sin, place.memory, place.slots, q,
+        *a.shape, a.stride(0), weight.stride(1), n_parts, eps, PARTS=triton.next_power_of_2(n_parts),
+        N_QUERIES=n_queries, N_STORED=n_stored, HALF=d // 2, HAS_BIAS=bias is not None, **_keywords(a, cut),
+    )  # fmt: skip
+    return q
 
 
 def write(
@@ -228,6 +255,57 @@ def _read_kernel(
             n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         places = out + t.to(tl.int64)[None, :] * width + n[:, None]
         tl.store(places, result.to(out.dtype.element_ty), mask=is_row & (n < width)[:, None])
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _heads_kernel(
+    a, weight, bias, squares, cos, sin, memory, slots, q, n_rows, n_in, a_stride, weight_stride, n_parts, eps,
+    PARTS: tl.constexpr, N_QUERIES: tl.constexpr, N_STORED: tl.constexpr, HALF: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_N / 2 pairs of coordinates that are turned together, of one head, for all rows of a."""
+    let_next_start(EARLY)
+    PAIRS: tl.constexpr = BLOCK_N // 2
+    head = tl.program_id(0) * PAIRS // HALF
+    first_dim = tl.program_id(0) * PAIRS % HALF
+    i = tl.arange(0, 8)[:, None] + tl.arange(0, BLOCK_N // 8)[None, :] * 8
+    rows = head * (2 * HALF) + first_dim + i % PAIRS + i // PAIRS * HALF
+    weights = _hold(weight, rows, rows >= 0, weight_stride, n_in, W, STEPS, CHUNKS, EVEN_K, True)
+    wait_for_previous(EARLY)
+    part = tl.arange(0, PARTS)[:, None]
+    dims = first_dim + tl.arange(0, PAIRS)[:, None]
+    is_turned = head < N_QUERIES + N_STORED // 2
+    for first in range(0, n_rows, BLOCK_T):
+        t = first + tl.arange(0, BLOCK_T)
+        is_row = (t < n_rows)[None, :]
+        at = t.to(tl.int64)[None, :]
+        held = _hold(a, t[:, None], (t < n_rows)[:, None], a_stride, n_in, W, STEPS, CHUNKS, EVEN_K, False)
+        sums = tl.load(squares + t[None, :] * n_parts + part, mask=is_row & (part < n_parts), other=0.0)
+        angle = at * (2 * HALF) + dims
+        turns = is_row & is_turned
+        cos_a = tl.load(cos + angle, mask=turns, other=1.0).to(tl.float32)
+        cos_b = tl.load(cos + angle + HALF, mask=turns, other=1.0).to(tl.float32)
+        sin_a = tl.load(sin + angle, mask=turns, other=0.0).to(tl.float32)
+        sin_b = tl.load(sin + angle + HALF, mask=turns, other=0.0).to(tl.float32)
+        slot = tl.load(slots + at, mask=is_row, other=-1)
+        acc = _product(weights, held, BLOCK_T, BLOCK_N, W, STEPS, CHUNKS, WIDEN)
+        rms = tl.sqrt_rn(tl.sum(sums, axis=0) / n_in + eps)
+        acc = tl.div_rn(acc, tl.broadcast_to(rms[None, :], (BLOCK_N, BLOCK_T)))
+        if HAS_BIAS:
+            added = tl.load(bias + tl.reshape(tl.trans(rows), (BLOCK_N,)))
+            acc += added.to(tl.float32)[:, None]
+        acc = acc.to(q.dtype.element_ty).to(tl.float32)
+        x, y = tl.split(tl.permute(tl.reshape(acc, (2, PAIRS, BLOCK_T)), (1, 2, 0)))  # [PAIRS, BLOCK_T] each
+        turned_x, turned_y = x * cos_a + y * sin_a, y * cos_b + x * sin_b
+        to_q = q + (at * N_QUERIES + head) * (2 * HALF) + dims
+        is_query = is_row & (head < N_QUERIES)
+        tl.store(to_q, turned_x.to(q.dtype.element_ty), mask=is_query)
+        tl.store(to_q + HALF, turned_y.to(q.dtype.element_ty), mask=is_query)
+        to_memory = memory + (slot * N_STORED + head - N_QUERIES) * (2 * HALF) + dims
+        is_stored = is_row & (head >= N_QUERIES) & (slot >= 0)
+        tl.store(to_memory, turned_x.to(memory.dtype.element_ty), mask=is_stored)
+        tl.store(to_memory + HALF, turned_y.to(memory.dtype.element_ty), mask=is_stored)
 
 
 @triton.jit(do_not_specialize=["n_rows"])

@@ -39,11 +39,22 @@ class Turn:
         return heads[:, :n_q], heads[:, n_q:]
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a step's keys and values go."""
+
+    memory: Tensor  # [slots, 2 * H_kv, d]: a token's keys, then its values
+    slots: Tensor  # [T] int64
+
+
 class Attention(Protocol):
     """Attends the step's queries to everything they may see, the step's own keys included."""
 
-    def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
-        """Projected heads [T, H + 2 * H_kv, d] (queries, keys, values), to be turned -> [T, H * d]."""
+    def place(self, layer: int) -> Place:
+        """Where the step's keys and values go."""
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """q [T, H, d] -> [T, H * d]; the step's keys and values are in their place."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,9 @@ class Products(Protocol):
     def read(self, stream: Stream, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
         """norm(x) @ W + bias: -> [T, out]."""
 
+    def read_heads(self, stream: Stream, weight: Tensor, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
+        """norm(x) @ W + bias as heads, turned: the queries [T, H, d]; keys and values go to their place."""
+
     def read_gated(self, stream: Stream, weight: Tensor, bias: Tensor | None) -> Tensor:
         """silu(gate) * up, where (gate, up) = norm(x) @ W + bias: -> [T, out / 2]."""
 
@@ -84,6 +98,13 @@ class TorchProducts:
         """See Products."""
         normed: Tensor = stream.read
         return (torch.mm(normed, weight) if bias is None else torch.addmm(bias, normed, weight)).to(out_dtype)
+
+    def read_heads(self, stream: Stream, weight: Tensor, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
+        """See Products."""
+        heads = self.read(stream, weight, bias, stream.x.dtype).view(len(stream.x), -1, place.memory.shape[2])
+        q, kv = turn(heads)
+        place.memory.index_copy_(0, place.slots, kv)
+        return q
 
     def read_gated(self, stream: Stream, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Products."""
@@ -124,7 +145,7 @@ class Layer(nn.Module):
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.head_dim, self.eps = spec.head_dim, spec.norm_eps
+        self.eps = spec.norm_eps
         n_q, n_kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
         self.norm1 = vector(spec.hidden, device, dtype)
         self.qkv = matrix(spec.hidden, n_q + 2 * n_kv, device, dtype)
@@ -143,10 +164,9 @@ class Layer(nn.Module):
         self, index: int, stream: Stream, turn: Turn, attention: Attention, by: Products, next_norm: Tensor
     ) -> Stream:
         """The stream after this layer; the layer after it reads it through next_norm."""
-        n_tokens, dtype, eps = len(stream.x), stream.x.dtype, self.eps
-        turn = replace(turn, q_norm=self.q_norm, k_norm=self.k_norm)
-        heads = by.read(stream, self.qkv, self.qkv_bias, dtype).view(n_tokens, -1, self.head_dim)
-        stream = by.write(stream, attention.run(index, heads, turn), self.out, self.out_bias, self.norm2, eps)
+        turn, eps = replace(turn, q_norm=self.q_norm, k_norm=self.k_norm), self.eps
+        q = by.read_heads(stream, self.qkv, self.qkv_bias, turn, attention.place(index))
+        stream = by.write(stream, attention.run(index, q), self.out, self.out_bias, self.norm2, eps)
         gated = by.read_gated(stream, self.gate_up, self.gate_up_bias)
         return by.write(stream, gated, self.down, self.down_bias, next_norm, eps)
 

@@ -31,7 +31,7 @@ from saguaro.engine.sampler import Sampler
 from saguaro.engine.scheduler import Commit, Scheduler
 from saguaro.engine.verifier import EagerVerifier
 from saguaro.model.spec import ModelSpec, Rope
-from saguaro.model.transformer import Transformer, Turn
+from saguaro.model.transformer import Place, Transformer
 from saguaro.round import DraftSide, Round
 from saguaro.transport.inline import Inline
 from saguaro.transport.silent import Silent
@@ -68,12 +68,17 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 class Written:
-    """Attention over one whole text, written out; it keeps nothing."""
+    """Attention over one whole text, written out."""
 
-    def run(self, layer: int, heads: Tensor, turn: Turn) -> Tensor:
-        q, kv = turn(heads)
+    def __init__(self, n_tokens: int) -> None:
+        self._memory = torch.empty(n_tokens, 2 * SPEC.n_kv_heads, SPEC.head_dim, dtype=torch.float64)
+
+    def place(self, layer: int) -> Place:
+        return Place(self._memory, torch.arange(len(self._memory)))
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
         n, n_heads, d = q.shape
-        keys, values = (half.repeat_interleave(n_heads // half.shape[1], 1) for half in kv.chunk(2, 1))
+        keys, values = (half.repeat_interleave(n_heads // half.shape[1], 1) for half in self._memory.chunk(2, 1))
         scores = torch.einsum("qhd,khd->hqk", q, keys) / math.sqrt(d)
         hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
         weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
@@ -106,7 +111,7 @@ def proposing(proposer: Proposer, lookahead: int) -> Inline:
 @torch.inference_mode()
 def true_logits(model: Transformer, text: Sequence[int]) -> Tensor:  # [V] float32
     """The logits after a text, computed from nothing."""
-    hidden = model(torch.tensor(text), torch.arange(len(text)), Written())
+    hidden = model(torch.tensor(text), torch.arange(len(text)), Written(len(text)))
     return model.logits(hidden[-1:])[0]
 
 

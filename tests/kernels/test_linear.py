@@ -11,7 +11,9 @@ pytest.importorskip("triton")
 
 from saguaro.kernels import linear
 from saguaro.kernels.linear import Config, Scaled, TritonProducts, choose, config
-from saguaro.model.transformer import TORCH, Stream
+from saguaro.kernels.rotary import PlainProducts, turn_and_store
+from saguaro.kernels.short import Short
+from saguaro.model.transformer import TORCH, Place, Stream, Turn
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -139,6 +141,44 @@ def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype, kind: str, cut:
             for one, begins, ends in zip(together, first, last, strict=True):
                 assert torch.equal(begins, one[:n])
                 assert torch.equal(ends, one[-n:])
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("n_rows", "n_in", "n_queries", "n_kv", "d"), [(1, 72, 2, 1, 16), (5, 256, 4, 2, 64)])
+def test_heads_are_turned_on_the_way(n_rows: int, n_in: int, n_queries: int, n_kv: int, d: int, has_bias: bool) -> None:
+    """With a small weight the same bits as in two steps, beyond which nothing is written."""
+    dtype, n_out = torch.bfloat16, (n_queries + 2 * n_kv) * d
+    weight, bias = weight_of(n_in, n_out, dtype), values(n_out, dtype=dtype, seed=3) if has_bias else None
+    by, x = products(None), values(n_rows, n_in, dtype=dtype)
+    stream = by.begin(x, norm_of(n_in, dtype), EPS)
+    cos, sin = (values(n_rows, 1, d, dtype=dtype, seed=seed) for seed in (4, 5))
+    slots = torch.arange(n_rows, device=DEVICE) * 2 + 1
+    slots[n_rows // 2] = -1
+    assert isinstance(choose(n_in, n_out, dtype), Short)
+    memory = values(2 * n_rows + 1, 2 * n_kv, d, dtype=dtype, seed=6)
+    expected = memory.clone()
+    q = by.read_heads(stream, weight, bias, Turn(n_queries, None, None, EPS, cos, sin), Place(memory, slots))
+    heads = by.read(stream, weight, bias, dtype).view(n_rows, -1, d)
+    wanted = turn_and_store(heads, None, None, EPS, cos, sin, expected, slots)
+    assert q.shape == (n_rows, n_queries, d)
+    assert torch.equal(q, wanted)
+    assert torch.equal(memory, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_with_norms_of_their_own_take_two_steps(dtype: torch.dtype) -> None:
+    n_rows, n_in, n_queries, n_kv, d = 3, 64, 2, 1, 16
+    weight, by = weight_of(n_in, (n_queries + 2 * n_kv) * d, dtype), products(None)
+    x, norm = values(n_rows, n_in, dtype=dtype), norm_of(n_in, dtype)
+    cos, sin = (values(n_rows, 1, d, dtype=dtype, seed=seed) for seed in (4, 5))
+    turn = Turn(n_queries, norm_of(d, dtype), norm_of(d, dtype), EPS, cos, sin)
+    memory = values(9, 2 * n_kv, d, dtype=dtype, seed=6)
+    plain, slots = memory.clone(), torch.tensor([7, -1, 2], device=DEVICE)
+    q = by.read_heads(by.begin(x, norm, EPS), weight, None, turn, Place(memory, slots))
+    twin = PlainProducts()
+    expected = twin.read_heads(twin.begin(x, norm, EPS), weight, None, turn, Place(plain, slots))
+    assert close(q.double(), expected.double(), dtype)
+    assert close(memory.double(), plain.double(), dtype)
 
 
 @pytest.mark.parametrize("n_in", [32, 64, 65, 96, 200])
