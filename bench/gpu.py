@@ -232,7 +232,7 @@ def measure(
     torch.cuda.empty_cache()
     found = {"cell": cell, "batch": batch, "T": temperature, "method": method, "K": lookahead, "M": budget}
     extra = {"tok_s_whole": n_tokens / whole_s, "start_s": start_s, "reserved_bytes": graph_bytes}
-    return found | figures(events) | extra
+    return found | figures(events, batch) | extra
 
 
 def _profile(engine: Engine, prompts: list[list[int]], batch: int, temperature: float, max_tokens: int) -> None:
@@ -244,14 +244,14 @@ def _profile(engine: Engine, prompts: list[list[int]], batch: int, temperature: 
     pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
 
-def figures(events: list[RoundEvent]) -> dict[str, Any]:
-    """Means over the rounds in which every row decoded, each from the end of the round before it."""
+def figures(events: list[RoundEvent], batch: int) -> dict[str, Any]:
+    """Means over the rounds of a whole batch in which every row decoded, each from the end of the round before it."""
     summary, n_tokens, seconds, waits, hosts, verifies, drafts = Summary(), 0, 0.0, 0.0, 0.0, 0.0, 0.0
     n_rounds = 0
     for before, event in pairwise(events):
         summary.add(event)
         same = {row.request for row in before.rows} == {row.request for row in event.rows}
-        if event.verify is None or before.verify is None or not same:
+        if event.verify is None or before.verify is None or not same or len(event.rows) < batch:
             continue
         n_rounds += 1
         n_tokens += sum(row.n_tokens for row in event.rows)

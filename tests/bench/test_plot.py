@@ -32,7 +32,7 @@ def measured(name: str, batch: int = 1, n_tokens: int = 4, heat: float = 0.0, wa
     lookahead, budget = (*map(int, sizes), *(4, 8)[len(sizes) :])
     events = [round_event(-1.0, 0, 1000, 0, 1), round_event(0.0, wait_ms, 19.5, 0.5, n_tokens)]
     found = {"cell": name, "batch": batch, "T": heat, "method": method, "K": lookahead, "M": budget}
-    return found | figures(events)
+    return found | figures(events, 1)
 
 
 def peer(name: str, tok_s: float) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def test_files_are_merged(tmp_path: Path) -> None:
 
 
 def test_a_cell_without_rounds_is_said_to_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    empty = measured("ar") | figures([])
+    empty = measured("ar") | figures([], 1)
     path = write(tmp_path / "1.json", measured("ssd:4:8"))
     found = json.loads(path.read_text())
     path.write_text(json.dumps({**found, "cells": [empty, *found["cells"]]}))
