@@ -9,15 +9,19 @@ and the better one is taken, by batch size. Tokens are not counted one way and t
 rounds to even out. What was prepared is what would have been drafted just in time, so it is learnt once how many
 tokens stand of a speculation, by who made it and its length, and each way is judged by the speculations it makes.
 
-Rounds in which somebody joined or was read say nothing; nor does a round that took far longer than others of its kind.
-A mean of the rest is kept and no median: rounds are of two kinds, with a miss and without, and a median sees but one.
+Rounds in which somebody joined or was read say nothing; nor do the first after a change, when the draft catches up
+with text it did not compute. The others come in stretches of one way, which take turns until the difference is beyond
+chance; from then on the other way is visited, the more rarely the more often that changed nothing. In a stretch a round
+that took far longer than most counts for nothing. Of the rest a mean is kept and no median: rounds are of two kinds,
+with a miss and without, and a median sees but one.
 """
 
+import math
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import median_low
+from statistics import fmean, median_low
 from typing import Protocol
 
 from saguaro.draft.average import Average
@@ -25,14 +29,17 @@ from saguaro.draft.rows import Row, Rows
 from saguaro.engine.graphs import bucket
 from saguaro.types import CACHE, DRAFT, Outcome
 
-WARM_UP, FIRST = 2, 6  # rounds of either way at the start: not counted, and counted
-HICCUP = 2.5  # a round takes at most as many times the usual
-VISIT = 2  # rounds the other way, now and then; the first after a change is of both ways, and counts for neither
-SPENT = 1 / 1500  # of the time, on visits: the worse the other way, the rarer
+WARM_UP = 2  # rounds after a change that are not counted
+FIRST, MOST_FIRST = 6, 48  # rounds of a stretch before the better way is known, and of either way in all
+SURE = 2  # standard errors by which one way is known for the better
+VISIT = 4  # rounds the other way, now and then
 LEAST_GAP, MOST_GAP = 32, 4096  # rounds between visits
-KEPT = 1 / 2  # of what was known of the other way, at a visit
+KEPT = 1 / 4  # of what was known of a way, with every stretch more
+NEWS, LEAST_NEWS = 4, 0.08  # standard errors and share by which a stretch is news: one small hiccup is none
+HICCUP = 2.5  # a round takes at most as many times the usual
 
 Kind = tuple[int, int]  # of a speculation: who made it, and its length
+Round = tuple[float, Sequence[Kind]]  # its seconds, and the speculations it made
 
 
 class Economy(Protocol):
@@ -65,14 +72,19 @@ class Thrifty:
         self._books: dict[int, _Book] = defaultdict(_Book)  # by batch size
         self._asked: set[Row] = set()  # at the last preparation, if nobody was read
         self._began = 0.0
+        self._last, self._n_alike = (0, True), 0  # batch size and way of the last round; so many in a row
 
     def prepares(self, asked: Sequence[Row], known: Iterable[Row]) -> bool:
         """See Economy."""
         now, everybody, size = self._now(), set(known), bucket(len(asked))
-        if everybody and everybody <= self._asked and size == bucket(len(self._asked)):
-            self._books[size].count(now - self._began, [_kind(row, len(row.speculation)) for row in asked])
+        book, is_steady = self._books[size], size == self._last[0] and self._n_alike > WARM_UP
+        if asked and is_steady and everybody <= self._asked:
+            kinds = [_kind(row, len(row.speculation)) for row in asked]
+            book.count((now - self._began, kinds), self._worth)
         self._asked, self._began = set(asked) if everybody.issubset(asked) else set(), now
-        return self._books[size].choose(self._worth) if asked else True
+        last, self._last = self._last, (size, book.is_taken or not asked)
+        self._n_alike = self._n_alike + 1 if self._last == last else 1
+        return self._last[1]
 
     def learn(self, outcome: Outcome, rows: Rows) -> None:
         """See Economy."""
@@ -85,36 +97,33 @@ class Thrifty:
 
 @dataclass
 class _Way:
-    """Rounds that were prepared for, or rounds that were not."""
+    """What is known of rounds that were prepared for, or of rounds that were not."""
 
-    n_seen: int = 0
-    last: deque[float] = field(default_factory=lambda: deque(maxlen=7))  # seconds
-    seconds: Average = field(default_factory=Average)  # of a round
+    seconds: Average = field(default_factory=lambda: Average(kept=1.0))  # of a round
     made: dict[Kind, float] = field(default_factory=dict)  # speculations, of which old ones count less
 
-    def count(self, seconds: float, kinds: Sequence[Kind]) -> None:
-        """One round more, unless it was a hiccup; what is usual follows when most are."""
-        self.n_seen += 1
-        self.last.append(seconds)
-        if self.n_seen > WARM_UP and seconds <= HICCUP * median_low(self.last):
+    def learn(self, rounds: Sequence[Round], kept: float) -> None:
+        """One stretch more; so much is kept of what was known."""
+        self.seconds.fade(kept)
+        self.made = {kind: kept * times for kind, times in self.made.items()}
+        for seconds, kinds in rounds:
             self.seconds.add(seconds)
-            self._fade_made(self.seconds.kept)
             for kind in kinds:
                 self.made[kind] = self.made.get(kind, 0.0) + 1
 
-    def fade(self, kept: float) -> None:
-        """Count what was seen so far for less."""
-        self.seconds.fade(kept)
-        self._fade_made(kept)
+    def is_news(self, rounds: Sequence[Round]) -> bool:
+        """Whether these are not what was known."""
+        known = self.seconds.mean(0.0)
+        chance = self.seconds.spread() * math.sqrt(1 / len(rounds) + 1 / self.seconds.n)
+        return abs(fmean(seconds for seconds, _ in rounds) - known) > max(NEWS * chance, LEAST_NEWS * known)
 
-    def rate(self, worth: dict[Kind, Average]) -> float:
-        """Tokens of a row per second; nothing is known yet: 0."""
+    def rate(self, worth: dict[Kind, Average]) -> tuple[float, float]:
+        """Tokens of a row per second, and the standard error of that."""
         n = sum(self.made.values())
         stood = sum(times * worth[kind].mean(0.0) for kind, times in self.made.items())
-        return (n + stood) / n / self.seconds.mean(1.0) if n else 0.0
-
-    def _fade_made(self, kept: float) -> None:
-        self.made = {kind: kept * times for kind, times in self.made.items()}
+        mean = self.seconds.mean(1.0)
+        rate = (n + stood) / n / mean
+        return rate, rate * self.seconds.spread() / mean / math.sqrt(self.seconds.n)
 
 
 @dataclass
@@ -122,42 +131,57 @@ class _Book:
     """Both ways at one batch size, and which is taken."""
 
     ways: tuple[_Way, _Way] = field(default_factory=lambda: (_Way(), _Way()))  # without preparing, with it
-    is_taken: bool = True  # the way of this round
-    is_steady: bool = False  # it is that of the round before, too
-    n_since: int = 0  # rounds since the last visit, and of this one
-    n_left: int = 0
+    best: bool | None = None  # the better way, once that is known
+    is_taken: bool = True  # the way of this stretch
+    rounds: list[Round] = field(default_factory=list)  # of this stretch
+    gap: int = LEAST_GAP  # rounds between visits
+    n_left: int = 0  # until the next
 
-    def count(self, seconds: float, kinds: Sequence[Kind]) -> None:
-        """A round that was taken as it was last chosen."""
-        if self.is_steady:
-            self.ways[self.is_taken].count(seconds, kinds)
+    def count(self, one: Round, worth: dict[Kind, Average]) -> None:
+        """A round of the way that is taken; after the last of a stretch it is decided how to go on."""
+        self.rounds.append(one)
+        if len(self.rounds) == self._length():
+            is_news, is_open = self._learn(), self._judge(worth)
+            self._go_on(is_news or is_open)
 
-    def choose(self, worth: dict[Kind, Average]) -> bool:
-        """The way of the next round."""
-        before, self.is_taken = self.is_taken, self._next(worth)
-        self.is_steady = self.is_taken == before
-        return self.is_taken
+    def _length(self) -> int:
+        if self.best is None:
+            return FIRST
+        return LEAST_GAP if self.is_taken == self.best else VISIT
 
-    def _next(self, worth: dict[Kind, Average]) -> bool:
-        for way in (True, False):
-            if self.ways[way].n_seen < WARM_UP + FIRST:
-                return way
-        if self.n_left:
-            self.n_left -= 1
-            return self.is_taken
-        without, with_it = (way.rate(worth) for way in self.ways)
-        best = with_it >= without
-        self.n_since += 1
-        if self.n_since < self._gap(max(with_it, without) / min(with_it, without) - 1):
-            return best
-        self.n_since, self.n_left = 0, VISIT - 1
-        self.ways[not best].fade(KEPT)
-        return not best
+    def _learn(self) -> bool:
+        """Add the stretch to what is known; whether it is other than that was."""
+        most = HICCUP * median_low(seconds for seconds, _ in self.rounds)
+        usual = [one for one in self.rounds if one[0] <= most]
+        way = self.ways[self.is_taken]
+        is_news = self.best is not None and way.is_news(usual)
+        way.learn(usual, kept=1.0 if self.best is None else 0.0 if is_news else KEPT)
+        self.rounds = []
+        return is_news
 
-    @staticmethod
-    def _gap(loss: float) -> float:
-        """Rounds between visits that each lose so many rounds' time per round."""
-        return min(max(LEAST_GAP, VISIT * loss / SPENT), MOST_GAP)
+    def _judge(self, worth: dict[Kind, Average]) -> bool:
+        """Find the way that is better beyond chance, or that seems so after long; whether that is new or in doubt."""
+        n, before = min(way.seconds.n for way in self.ways), self.best
+        if not n:
+            return True
+        (without, error), (with_it, error_with) = (way.rate(worth) for way in self.ways)
+        seems, is_sure = with_it > without, abs(with_it - without) > SURE * math.hypot(error, error_with)
+        if is_sure or (before is None and n >= MOST_FIRST):
+            self.best = seems
+        return self.best != before or (self.is_taken != before and self.is_taken == seems)
+
+    def _go_on(self, is_open: bool) -> None:
+        """Choose the way of the next stretch: visits double their distance while they leave nothing open."""
+        if self.best is None:  # one way twice in a row saves a change
+            self.is_taken ^= self.ways[self.is_taken].seconds.n > self.ways[not self.is_taken].seconds.n
+            return
+        if is_open:
+            self.gap = self.n_left = LEAST_GAP
+        elif self.is_taken != self.best:
+            self.gap = self.n_left = min(2 * self.gap, MOST_GAP)
+        else:
+            self.n_left -= LEAST_GAP
+        self.is_taken = self.best == (self.n_left > 0)
 
 
 def _kind(row: Row, length: int) -> Kind:
