@@ -10,6 +10,7 @@
     │   └── DownloadError       a model that could not be fetched
     ├── CapacityError       the KV memory cannot hold what was asked for
     ├── DraftError          a draft that could not be started
+    ├── CorpusError         texts to distil from that cannot be read or written
     └── RequestError        one request that cannot be served; others go on
         ├── EmptyPrompt
         ├── PromptTooLong
@@ -57,6 +58,10 @@ class CapacityError(SaguaroError):
 
 class DraftError(SaguaroError):
     """A draft that could not be started."""
+
+
+class CorpusError(SaguaroError):
+    """Texts to distil from that cannot be read or written."""
 
 
 class RequestError(SaguaroError, ValueError):

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from saguaro.config import DraftConfig
 from saguaro.errors import ConfigError, TokenizerMismatch
-from saguaro.model.load import load
+from saguaro.model.load import borrows, load, load_borrower, read_embedding
 from saguaro.model.tokenizer import has_tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
 
@@ -15,14 +16,18 @@ MOST_ODD = 0.005  # share of tokens that may differ: members of one family have 
 
 
 def load_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
-    """The draft's model; `drop:` shares the target's weights where they are in this process."""
+    """The draft's model; `drop:` and a draft that borrows share the target's weights where they are at hand."""
     assert config.draft is not None
     device, dtype = torch.device(config.device), getattr(torch, config.dtype)
     if config.draft.startswith("drop:"):
         if target is None or target.device != device:
             target = load(config.target, Path(config.target), device, dtype).model
         return target.without(dropped_layers(config.draft, target.spec.n_layers))
-    model = load(config.draft, Path(config.draft), device, dtype).model
+    path = Path(config.draft)
+    if borrows(path):
+        model = load_borrower(path, Path(config.target), _embedding(config, target, device, dtype), device, dtype)
+    else:
+        model = load(config.draft, path, device, dtype).model
     check_vocabulary(config, model)
     return model
 
@@ -62,3 +67,10 @@ def check_vocabulary(config: DraftConfig, model: Transformer) -> None:
             f"{len(odd)} of {len(ours)} tokens mean something else to the draft {draft} than to the target {target} "
             f"({first}); {remedy}"
         )
+
+
+def _embedding(config: DraftConfig, target: Transformer | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The target's embedding [V, D]: the tensor itself where it is at hand as the draft needs it."""
+    if target is not None and target.embedding.device == device and target.embedding.dtype == dtype:
+        return target.embedding
+    return read_embedding(Path(config.target), device, dtype)

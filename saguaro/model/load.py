@@ -1,17 +1,19 @@
 """From a name to a model: a local folder, a .gguf file, or a Hub id."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
-from saguaro.errors import CapacityError, DownloadError, ModelNotFound
+from saguaro.errors import CapacityError, CorruptModel, DownloadError, ModelNotFound, UnsupportedModel
 from saguaro.model.gguf import GGUFModel
-from saguaro.model.spec import ModelSpec, read_spec
+from saguaro.model.spec import ModelSpec, read_json, read_spec
+from saguaro.model.token_map import FILE as TOKEN_MAP
 from saguaro.model.token_map import read_token_map
 from saguaro.model.transformer import Transformer
-from saguaro.model.weights import fill, safetensors_in
+from saguaro.model.weights import EMBEDDING, fill, read_tensor, safetensors_in
 
 TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "config.json", "*.jinja"]
 TOKENIZER_FILES += ["vocab.json", "vocab.txt", "merges.txt"]
@@ -68,14 +70,71 @@ def load(name: str, path: Path, device: torch.device, dtype: torch.dtype) -> Loa
         if factors is not None:
             model.frequencies = model.frequencies / factors.to(device)
     else:
+        if borrows(path):
+            raise UnsupportedModel(
+                f"{path} is a draft without an embedding of its own: it reads its target's; pass it as the draft of "
+                "the target it was made for"
+            )
         spec = read_spec(path)
         model = _allocate(spec, device, dtype, read_token_map(path, spec.n_vocab))
         fill(model, safetensors_in(path), path)
     return Loaded(name, path, model)
 
 
+def borrows(path: Path) -> bool:
+    """Whether a model folder leaves its embedding to its target (saguaro.distill.student writes such folders)."""
+    if path.suffix == ".gguf":
+        return False
+    about = read_json(path / "config.json").get("saguaro", {})
+    whose = about.get("embedding", "own") if isinstance(about, dict) else about
+    if whose not in ("own", "target"):
+        raise CorruptModel(f"{path}/config.json says the embedding is {whose!r}; it is 'own' or 'target'")
+    return bool(whose == "target")
+
+
+def load_borrower(path: Path, target: Path, embedding: Tensor, device: torch.device, dtype: torch.dtype) -> Transformer:
+    """The model of a folder that borrows; embedding is that target's, [V, D] on this device and in this dtype."""
+    spec = read_spec(path)
+    if embedding.shape != (spec.n_vocab, spec.hidden):
+        raise UnsupportedModel(
+            f"the draft {path} was made for a target of {spec.n_vocab} tokens and hidden size {spec.hidden}; {target} "
+            f"has {embedding.shape[0]} and {embedding.shape[1]}: make a draft for it with `saguaro distill`"
+        )
+    token_map = read_token_map(path, spec.n_vocab)
+    if token_map is None:
+        raise CorruptModel(f"{path} borrows its target's embedding and has no {TOKEN_MAP}; write the draft again")
+    model = borrower(spec, token_map, embedding, device, dtype)
+    fill(model, safetensors_in(path), path, is_lent=True)
+    frequencies = read_json(path / "config.json")["saguaro"].get("frequencies")
+    if frequencies is not None:
+        model.frequencies = torch.tensor(frequencies, device=device)
+    return model
+
+
+def borrower(
+    spec: ModelSpec, token_map: Tensor, embedding: Tensor, device: torch.device, dtype: torch.dtype
+) -> Transformer:
+    """An empty model with a reduced head, token_map [head rows], that shares another's embedding [V, D]."""
+    model = _allocate(replace(spec, n_vocab=1), device, dtype, token_map)  # one row of an embedding that goes
+    model.spec = spec
+    del model.embedding
+    model.embedding = embedding
+    return model
+
+
+def read_embedding(path: Path, device: torch.device, dtype: torch.dtype) -> nn.Parameter:  # [V, D]
+    """The embedding of the model at path; nothing else of it is read."""
+    if path.suffix == ".gguf":
+        source = GGUFModel(path)
+        source.infos = {name: info for name, info in source.infos.items() if name == "token_embd.weight"}
+        found = next(weight for _, weight in source.tensors())
+    else:
+        found = read_tensor(path, EMBEDDING)
+    return nn.Parameter(found.to(device, dtype), requires_grad=False)
+
+
 def _allocate(
-    spec: ModelSpec, device: torch.device, dtype: torch.dtype, token_map: torch.Tensor | None = None
+    spec: ModelSpec, device: torch.device, dtype: torch.dtype, token_map: Tensor | None = None
 ) -> Transformer:
     try:
         return Transformer(spec, device, dtype, token_map)

@@ -6,6 +6,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from saguaro.errors import CorruptModel
+from saguaro.model.weights import save_tensors
 
 FILE = "token_map.safetensors"
 
@@ -21,9 +22,27 @@ def read_token_map(folder: Path, n_vocab: int) -> Tensor | None:  # [head rows] 
     except (SafetensorError, OSError) as e:
         raise CorruptModel(f"{path} is damaged or holds no `ids` ({e}); write the draft again") from e
     ids = ids.long().flatten()
+    wrong = fault(ids, n_vocab)
+    if wrong is not None:
+        raise CorruptModel(f"{path} {wrong}")
+    return ids
+
+
+def write_token_map(ids: Tensor, folder: Path) -> None:  # [head rows] int64
+    """Write the map of a model folder."""
+    save_tensors({"ids": ids.int()}, folder / FILE)
+
+
+def fault(ids: Tensor, n_vocab: int) -> str | None:  # [head rows] int64
+    """What keeps these ids from being a map.
+
+    >>> import torch
+    >>> fault(torch.tensor([3, 8]), n_vocab=8)
+    'names tokens 3 to 8; config.json knows 0 to 7'
+    """
     if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= n_vocab:
         found = f"{int(ids.min())} to {int(ids.max())}" if len(ids) else "nothing"
-        raise CorruptModel(f"{path} names tokens {found}; config.json knows 0 to {n_vocab - 1}")
+        return f"names tokens {found}; config.json knows 0 to {n_vocab - 1}"
     if len(ids.unique()) != len(ids):
-        raise CorruptModel(f"{path} names a token twice; each row of the head needs a token of its own")
-    return ids
+        return "names a token twice; each row of the head needs a token of its own"
+    return None

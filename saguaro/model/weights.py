@@ -3,28 +3,34 @@
 `destinations` names, for every tensor of a Hugging Face checkpoint, the slice of our fused weights it belongs in.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from saguaro.errors import CorruptModel, ModelNotFound
+from saguaro.errors import CorruptModel, ModelError, ModelNotFound
 from saguaro.model.spec import ModelSpec, read_json
 from saguaro.model.transformer import Layer, Transformer
 
+EMBEDDING = "model.embed_tokens.weight"
 IGNORED = (".rotary_emb.inv_freq",)  # old checkpoints store what the config already says
 
 
 @torch.no_grad()
-def fill(model: Transformer, tensors: Iterator[tuple[str, Tensor]], source: Path) -> None:
-    """Copy every tensor to its place; missing, unknown or misshapen ones are errors."""
+def fill(model: Transformer, tensors: Iterator[tuple[str, Tensor]], source: Path, *, is_lent: bool = False) -> None:
+    """Copy every tensor to its place; missing, unknown or misshapen ones are errors. A lent embedding stays."""
     places = destinations(model)
+    if is_lent:
+        del places[EMBEDDING]
     missing = set(places)
     for name, tensor in tensors:
         if name.endswith(IGNORED) or (name == "lm_head.weight" and model.is_tied):
             continue
+        if is_lent and name == EMBEDDING:
+            raise CorruptModel(f"{source} holds {name!r}, which its config.json says is the target's; write it again")
         if name not in places:
             raise CorruptModel(f"{source} holds {name!r}, which {model.spec.architecture} does not have")
         place = places[name]
@@ -42,7 +48,7 @@ def fill(model: Transformer, tensors: Iterator[tuple[str, Tensor]], source: Path
 
 def destinations(model: Transformer) -> dict[str, Tensor]:
     """Hugging Face tensor name -> the [out, in] (or [n]) view it fills."""
-    places = {"model.embed_tokens.weight": model.embedding.data, "model.norm.weight": model.norm.data}
+    places = {EMBEDDING: model.embedding.data, "model.norm.weight": model.norm.data}
     if not model.is_tied:
         places["lm_head.weight"] = model.head.data.t()
     for index, layer in enumerate(model.layers):
@@ -92,6 +98,40 @@ def safetensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
             # Reopened for every tensor, so that pages of the mapped file read so far do not stay in memory.
             with safe_open(path, framework="pt") as file:
                 yield name, file.get_tensor(name)
+
+
+def read_tensor(folder: Path, name: str) -> Tensor:
+    """One tensor of a model folder; the others are not read."""
+    for path in safetensors_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                if name in set(file.keys()):
+                    found: Tensor = file.get_tensor(name)
+                    return found
+        except (SafetensorError, OSError) as e:
+            raise CorruptModel(f"{path} is damaged or truncated ({e}); download it again") from e
+    raise CorruptModel(f"{folder} lacks {name!r}; download the model again")
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file, whole or not at all."""
+    # copies: safetensors refuses tensors that share memory, as slices of fused weights do
+    own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    write_whole(path, lambda partial: save_file(own, partial, metadata={"format": "pt"}))
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file under another name and rename it: nobody sees half of it, and an older one stays until then."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(partial)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except (OSError, SafetensorError) as e:
+        raise ModelError(f"cannot write {path} ({e}); make room on the disk or choose another folder") from e
 
 
 def safetensors_files(folder: Path) -> list[Path]:

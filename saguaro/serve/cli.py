@@ -1,8 +1,8 @@
-"""The command line: `saguaro generate`, `chat`, `compare`, `bench`, `info`.
+"""The command line: `saguaro generate`, `chat`, `compare`, `bench`, `info`, `distill`.
 
-Flags are the fields of EngineConfig and SamplingParams. Results go to standard output, everything else to standard
-error; the exit status is 0, or 1 when some prompt failed or outputs differ that must not, or 2 when nothing could be
-done.
+Flags are the fields of EngineConfig, SamplingParams and Recipe. Results go to standard output, everything else to
+standard error; the exit status is 0, or 1 when some prompt failed or outputs differ that must not, or 2 when nothing
+could be done.
 """
 
 import io
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import tyro
 
 from saguaro.config import EngineConfig, SamplingParams
+from saguaro.distill.recipe import Recipe
 from saguaro.errors import SaguaroError
 
 if TYPE_CHECKING:
@@ -161,13 +162,65 @@ class Info:
     engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
 
 
-AnyCommand = Generate | Chat | Compare | Bench | Info
+class RecipeArgs(Recipe):
+    """How the draft is trained."""
+
+    def __post_init__(self) -> None:
+        """Checked when the recipe is made, so that errors read the same everywhere."""
+
+    def recipe(self) -> Recipe:
+        """The checked recipe."""
+        return Recipe(**asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill:
+    """Make a small draft for a target from what the target itself says. The same command again goes on where it
+    was interrupted."""
+
+    out: Path
+    """Folder for the draft."""
+    target: str | None = None
+    """A folder, a .gguf file or a Hub id; without it, SmolLM2-135M-Instruct."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id."""
+    cache_dir: Path | None = None
+    """Where the default model is kept."""
+    prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
+    """Files of prompts, as for generate; without any, our own."""
+    texts: int = 2048
+    """Texts the target is to write; prompts are used again where there are fewer."""
+    max_tokens: int = 192
+    """Most tokens of a text."""
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    """Temperatures the texts are sampled at, in turn."""
+    chat: bool = True
+    """Treat each prompt as a user's message, through the target's chat template."""
+    layers: int = 3
+    """Layers of the draft: the target's first, last and some between, to begin with."""
+    head: int = 8192
+    """Tokens the draft can say: those the target says most often."""
+    evaluate: int = 16
+    """Prompts held out, on which the draft is evaluated."""
+    lookahead: int = 4
+    """Tokens speculated per round when it is evaluated."""
+    device: str = "auto"
+    """Where target and draft compute."""
+    threads: int | None = None
+    """CPU threads."""
+    batch_rows: int = 16
+    """Texts written at a time."""
+    recipe: Flat[RecipeArgs] = field(default_factory=RecipeArgs)
+
+
+AnyCommand = Generate | Chat | Compare | Bench | Info | Distill
 Command = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Chat, tyro.conf.subcommand("chat")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Info, tyro.conf.subcommand("info")]
+    | Annotated[Distill, tyro.conf.subcommand("distill")]
 )
 
 
@@ -224,6 +277,10 @@ def run(command: AnyCommand) -> int:
         from saguaro.serve.bench import bench
 
         return bench(command)
+    if isinstance(command, Distill):
+        from saguaro.serve.distill import distill
+
+        return distill(command)
     from saguaro.serve.info import info
 
     return info(command)

@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from saguaro.config import DraftConfig
+from saguaro.distill.student import make_student, save_student
 from saguaro.draft.load import dropped_layers, load_draft
-from saguaro.errors import ConfigError, CorruptModel, ModelNotFound, TokenizerMismatch
+from saguaro.errors import ConfigError, CorruptModel, ModelNotFound, TokenizerMismatch, UnsupportedModel
+from saguaro.model.gguf import GGUFModel
+from saguaro.model.gguf_header import TensorInfo
 from saguaro.model.load import load
 from saguaro.model.tiny import EOS, tiny_model, write_tiny
 from saguaro.model.transformer import Transformer
+from saguaro.model.weights import read_tensor
 from tests.draft.config import new_config
 from tests.model.write_gguf import write_gguf
 
@@ -203,3 +209,142 @@ def test_the_tokenizer_that_is_used_decides(target_folder: Path, folder: Path, t
     load_draft(settings(folder, odd, tokenizer=str(target_folder)), None)
     with pytest.raises(TokenizerMismatch):
         load_draft(settings(folder, target_folder, tokenizer=str(odd)), None)
+
+
+# A draft that borrows the target's embedding
+
+IDS = torch.tensor([256, *range(97, 123), 32, 0])
+
+
+@pytest.fixture
+def student(target: Transformer, tmp_path: Path) -> Path:
+    save_student(make_student(target, [0, 3], IDS), tmp_path / "student", torch.float32)
+    return tmp_path / "student"
+
+
+def change(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_the_embedding_is_the_targets_tensor(student: Path, target: Transformer, target_folder: Path) -> None:
+    draft = load_draft(settings(student, target_folder), target)
+    assert draft.embedding is target.embedding
+    assert (draft.spec.n_layers, draft.spec.n_vocab, draft.head.shape) == (2, 288, (64, len(IDS)))
+    assert draft.token_map is not None
+    assert draft.token_map.equal(IDS)
+    assert torch.equal(draft.head, target.head[:, IDS])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_only_the_embedding_is_read_where_the_target_is_not_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, is_gguf: bool
+) -> None:
+    theirs = tiny_model("llama", tied=tied)
+    if is_gguf:
+        path = write_gguf(tmp_path / "target.gguf", theirs)
+    else:
+        path = tmp_path / "target"
+        theirs.save_pretrained(path, max_shard_size="60KB")
+    target = load("target", path, CPU, torch.float32).model
+    save_student(make_student(target, [1], IDS), tmp_path / "student", torch.float32)
+    expected = load_draft(settings(tmp_path / "student", path), target)
+    assert expected.embedding is target.embedding
+
+    read: list[str] = []
+    watch_reading(monkeypatch, read)
+    own = load_draft(settings(tmp_path / "student", path), None)
+    assert read == ["token_embd.weight" if is_gguf else "model.embed_tokens.weight"]
+    assert torch.equal(own.embedding, target.embedding)
+    assert "embedding" in dict(own.named_parameters())
+    ours = dict(own.named_parameters())
+    assert all(torch.equal(ours[name], weight) for name, weight in expected.named_parameters())
+
+
+def watch_reading(monkeypatch: pytest.MonkeyPatch, read: list[str]) -> None:
+    """Note what is read of the target."""
+    of_gguf = GGUFModel._read
+
+    def read_gguf(self: GGUFModel, info: TensorInfo) -> Tensor:
+        read.append(info.name)
+        return of_gguf(self, info)
+
+    def read_folder(folder: Path, name: str) -> Tensor:
+        read.append(name)
+        return read_tensor(folder, name)
+
+    monkeypatch.setattr(GGUFModel, "_read", read_gguf)
+    monkeypatch.setattr("saguaro.model.load.read_tensor", read_folder)
+
+
+def test_a_borrower_of_another_dtype_reads_its_own(student: Path, target: Transformer, target_folder: Path) -> None:
+    draft = load_draft(settings(student, target_folder, dtype="bfloat16"), target)
+    assert {p.dtype for p in draft.parameters()} == {torch.bfloat16}
+    assert torch.equal(draft.embedding, target.embedding.bfloat16())
+
+
+def test_a_borrower_is_no_target(student: Path) -> None:
+    with pytest.raises(UnsupportedModel) as e:
+        load("student", student, CPU, torch.float32)
+    assert str(e.value) == (
+        f"{student} is a draft without an embedding of its own: it reads its target's; pass it as the draft of the "
+        "target it was made for"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"), [({"hidden_size": 32}, "288 and 32"), ({"vocab_size": 300}, "300 and 64")]
+)
+def test_a_borrower_made_for_another_target(student: Path, tmp_path: Path, changes: dict[str, Any], found: str) -> None:
+    other = write_tiny(tmp_path / "other", "llama", **changes)
+    with pytest.raises(UnsupportedModel) as e:
+        load_draft(settings(student, other), None)
+    assert str(e.value) == (
+        f"the draft {student} was made for a target of 288 tokens and hidden size 64; {other} has {found}: make a "
+        "draft for it with `saguaro distill`"
+    )
+
+
+def _no_map(folder: Path) -> None:
+    (folder / "token_map.safetensors").unlink()
+
+
+def _other_map(folder: Path) -> None:
+    save_file({"ids": torch.tensor([3, 288])}, folder / "token_map.safetensors")
+
+
+def _says_whole(folder: Path) -> None:
+    change(folder, saguaro={"embedding": "own"})
+
+
+def _says_nonsense(folder: Path) -> None:
+    change(folder, saguaro={"embedding": "mine"})
+
+
+def _has_embedding(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "model.embed_tokens.weight": torch.zeros(288, 64)}, folder / "model.safetensors")
+
+
+def _lacks_a_layer(folder: Path) -> None:
+    change(folder, num_hidden_layers=3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_no_map, r"student borrows its target's embedding and has no token_map.safetensors; write the draft again"),
+        (_other_map, r"token_map.safetensors names tokens 3 to 288; config.json knows 0 to 287"),
+        (_says_whole, r"lacks 1 tensors \(model.embed_tokens.weight"),
+        (_says_nonsense, r"config.json says the embedding is 'mine'; it is 'own' or 'target'"),
+        (_has_embedding, r"holds 'model.embed_tokens.weight', which its config.json says is the target's"),
+        (_lacks_a_layer, r"lacks 9 tensors"),
+    ],
+)
+def test_borrowers_that_cannot_be(
+    student: Path, target_folder: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(student)
+    with pytest.raises(CorruptModel, match=message):
+        load_draft(settings(student, target_folder), None)

@@ -14,7 +14,7 @@ from saguaro import LLM, SamplingParams
 from saguaro.errors import CorruptModel
 from saguaro.model.load import load
 from saguaro.model.tiny import write_tiny
-from saguaro.model.token_map import FILE, read_token_map
+from saguaro.model.token_map import FILE, read_token_map, write_token_map
 from saguaro.model.transformer import Transformer
 
 CPU = torch.device("cpu")
@@ -56,6 +56,13 @@ def test_the_map_is_read_in_order(folder: Path, dtype: torch.dtype) -> None:
     ids = read_token_map(folder, 264)
     assert ids is not None
     assert ids.dtype == torch.int64
+    assert ids.equal(IDS)
+
+
+def test_a_map_is_written_as_it_is_read(tmp_path: Path) -> None:
+    write_token_map(IDS, tmp_path)
+    ids = read_token_map(tmp_path, 264)
+    assert ids is not None
     assert ids.equal(IDS)
 
 

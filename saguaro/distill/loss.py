@@ -1,0 +1,54 @@
+"""What a draft loses against its target, and what speculation would accept of it, position by position.
+
+p is the target's distribution over all tokens, q the draft's over those of its head. Speculation accepts a token with
+probability sum(min(p, q)) (Leviathan et al., 2023).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the target says at some positions, on the draft's tokens."""
+
+    log_p: Tensor  # [n, R] float32: not renormalised
+    best: Tensor  # [n] int64: the target's likeliest token, of all
+
+
+def lesson(logits: Tensor, ids: Tensor) -> Lesson:  # [n, V] float32, [R] int64
+    """The target's logits on the draft's tokens.
+
+    >>> lesson(torch.tensor([[1.0, 3.0, 1.0]]), torch.tensor([0, 2])).log_p.exp().sum() < 0.3
+    tensor(True)
+    """
+    return Lesson(logits.index_select(1, ids) - logits.logsumexp(1, keepdim=True), logits.argmax(1))
+
+
+def kl(taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [n]
+    """KL(p', q), p' being p on the draft's tokens and renormalised, weighted by p's mass there.
+
+    >>> half = torch.tensor([[0.25, 0.25]]).log()  # the other half is elsewhere
+    >>> kl(Lesson(half, torch.tensor([0])), torch.tensor([[0.5, 0.5]]).log())
+    tensor([0.])
+    """
+    p = taught.log_p.exp()
+    log_mass = taught.log_p.logsumexp(1, keepdim=True)
+    return (p * (taught.log_p - log_mass - log_q)).sum(1)
+
+
+def acceptance(taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [n]
+    """sum(min(p, q)); one minus it is the total variation.
+
+    >>> taught = Lesson(torch.tensor([[0.2, 0.5]]).log(), torch.tensor([1]))
+    >>> acceptance(taught, torch.tensor([[0.6, 0.4]]).log())
+    tensor([0.6000])
+    """
+    return torch.minimum(taught.log_p, log_q).exp().sum(1)
+
+
+def agreement(taught: Lesson, log_q: Tensor, ids: Tensor) -> Tensor:  # [n, R], [R] -> [n] float32
+    """1 where both find the same token likeliest."""
+    return (ids[log_q.argmax(1)] == taught.best).float()

@@ -1,0 +1,76 @@
+"""Whole texts at once, with gradients: the products and the attention under which a Transformer is trained.
+
+Nothing is changed in place and nothing is cached; the arithmetic is that of the engine's own path.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from saguaro.model.transformer import Place, Stream, Transformer, Turn
+
+
+class Parallel:
+    """Products and Attention of texts that lie one after another, all of one length: a token sees those before it.
+
+    A shorter text is padded behind its end, where none of its tokens looks. One object serves one forward.
+    """
+
+    def __init__(self, n_texts: int) -> None:
+        self._n_texts = n_texts  # B
+        self._keys = self._values = torch.empty(0)  # [B * L, H_kv, d] of the layer at work
+
+    def place(self, layer: int) -> Place:
+        """Nowhere: keys and values are kept by read_heads."""
+        return Place(torch.empty(0), torch.empty(0, dtype=torch.int64))
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """q [B * L, H, d] -> [B * L, H * d]."""
+        has_groups = q.shape[1] != self._keys.shape[1]
+        q, k, v = (one.unflatten(0, (self._n_texts, -1)).transpose(1, 2) for one in (q, self._keys, self._values))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=has_groups)  # [B, H, L, d]
+        return out.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Stream:
+        """See Products; a stream that begins in another dtype than the weights' (a lent embedding) takes theirs."""
+        x = x.to(norm.dtype)
+        return Stream(x, F.rms_norm(x, x.shape[-1:], norm, eps))
+
+    def read(self, stream: Stream, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+        """See Products; made in out_dtype, and not rounded before: half precision cannot tell large logits apart."""
+        product = torch.mm(stream.read.to(out_dtype), weight.to(out_dtype))
+        return (product if bias is None else product + bias).to(out_dtype)
+
+    def read_heads(self, stream: Stream, weight: Tensor, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
+        """See Products."""
+        heads = self.read(stream, weight, bias, stream.x.dtype).unflatten(1, (-1, turn.cos.shape[2]))
+        n_kv = (heads.shape[1] - turn.n_heads) // 2
+        q, k, self._values = heads.split((turn.n_heads, n_kv, n_kv), 1)
+        self._keys = _turned(k, turn.k_norm, turn)
+        return _turned(q, turn.q_norm, turn)
+
+    def read_gated(self, stream: Stream, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See Products."""
+        gate, up = self.read(stream, weight, bias, stream.x.dtype).chunk(2, -1)
+        return F.silu(gate) * up
+
+    def write(self, stream: Stream, y: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float) -> Stream:
+        """See Products."""
+        product = torch.mm(y, weight)
+        return self.begin(stream.x + (product if bias is None else product + bias), norm, eps)
+
+
+def hidden_states(model: Transformer, tokens: Tensor) -> Tensor:  # [B, L] int64 -> [B * L, D]
+    """What the model holds after each token of each text, before the last norm."""
+    n_texts, length = tokens.shape
+    positions = torch.arange(length, device=tokens.device).repeat(n_texts)
+    by = Parallel(n_texts)
+    found: Tensor = model(tokens.flatten(), positions, by, by)
+    return found
+
+
+def _turned(heads: Tensor, norm: Tensor | None, turn: Turn) -> Tensor:  # [T, h, d] -> the same
+    """Heads after their norm, where they have one, and their rotation (see saguaro.model.transformer.rotate_)."""
+    if norm is not None:
+        heads = F.rms_norm(heads, heads.shape[-1:], norm, turn.eps)
+    return heads * turn.cos + heads.roll(heads.shape[-1] // 2, -1) * turn.sin

@@ -1,0 +1,176 @@
+"""Sample the target: its own continuations of prompts, into a corpus.
+
+Which prompt text i continues, at what temperature and with what seed, follows from i. Texts are made shard by shard, a
+shard's together and nothing beside them, so a run that was interrupted and resumed gives what one run gives.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from saguaro import rng
+from saguaro.config import SamplingParams
+from saguaro.distill.corpus import Corpus, Text
+from saguaro.errors import CapacityError, ConfigError, CorpusError, EmptyPrompt, PromptTooLong
+from saguaro.model.default import Progress
+from saguaro.model.tokenizer import Tokenizer
+
+STAGE = "sampling the target"
+
+
+class Said(Protocol):
+    """What saguaro.serve's Result is to this module."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The continuation."""
+
+
+class Serving(Protocol):
+    """What saguaro.serve's Engine is to this module."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's."""
+
+    def check(self, tokens: Sequence[int], params: SamplingParams) -> None:
+        """Raise if such a prompt cannot be served."""
+
+
+class Target(Protocol):
+    """What saguaro.LLM is to this module, which lies below it."""
+
+    @property
+    def engine(self) -> Serving:
+        """Its engine."""
+
+    def as_finished(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> Iterator[tuple[int, Said]]:
+        """Run prompts together; (index, result) of each as soon as it finishes."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What a run added to a corpus."""
+
+    n_texts: int
+    n_tokens: int  # of the continuations
+    n_skipped: int  # prompts that were empty or left no room for max_tokens
+    seconds: float
+
+    @property
+    def tok_s(self) -> float:
+        """Continuation tokens per second."""
+        return self.n_tokens / self.seconds if self.n_texts else 0.0
+
+
+def sample(
+    llm: Target,
+    prompts: Sequence[str],
+    corpus: Corpus,
+    *,
+    n_texts: int,
+    max_tokens: int,
+    temperatures: Sequence[float],
+    seed: int = 0,
+    chat: bool = True,
+    n_shard: int = 64,  # texts made and written together; several times the engine's rows keep those busy
+    progress: Progress = lambda *_: None,
+) -> Sampled:
+    """Add texts until the corpus holds n_texts; progress counts them. Prompts that do not fit are skipped."""
+    if n_texts < 1 or n_shard < 1:
+        raise ConfigError(f"n_texts is {n_texts} and n_shard {n_shard}; both must be at least 1")
+    if not temperatures:
+        raise ConfigError("temperatures is empty; give at least one, 0 for greedy")
+    kinds = [SamplingParams(max_tokens=max_tokens, temperature=value, seed=seed) for value in temperatures]
+    tokens, n_skipped = encode(llm.engine, prompts, kinds[0], n_texts, chat)
+    plan = Plan(tokens, max_tokens, tuple(temperatures), seed)
+    _check_origin(corpus, plan, n_texts)
+    n_before, n_tokens_before, began = len(corpus), corpus.n_tokens, time.perf_counter()
+    progress(STAGE, min(n_before, n_texts), n_texts)
+    while len(corpus) < n_texts:
+        first = len(corpus)
+        last = min(n_texts, (first // n_shard + 1) * n_shard)  # where an uninterrupted run would end a shard
+        corpus.append(_continue(llm, plan, range(first, last), lambda done: progress(STAGE, done, n_texts)))
+    seconds = time.perf_counter() - began
+    return Sampled(len(corpus) - n_before, corpus.n_tokens - n_tokens_before, n_skipped, seconds)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What text i is made of.
+
+    >>> plan = Plan([[5], [6]], max_tokens=8, temperatures=(0.0, 1.0), seed=3)
+    >>> [plan.prompt(i)[0] for i in range(6)], [plan.temperature(i) for i in range(6)]
+    ([5, 6, 5, 6, 5, 6], [0.0, 1.0, 1.0, 0.0, 1.0, 1.0])
+    """
+
+    prompts: Sequence[list[int]]
+    max_tokens: int
+    temperatures: tuple[float, ...]
+    seed: int
+
+    def prompt(self, i: int) -> list[int]:
+        """Prompts are cycled."""
+        return self.prompts[i % len(self.prompts)]
+
+    def temperature(self, i: int) -> float:
+        """Temperatures are cycled, beginning with another one each time a prompt comes; it is greedy only once."""
+        cycle, index = divmod(i, len(self.prompts))
+        choice = self.temperatures
+        if cycle >= len(choice):
+            choice = tuple(value for value in choice if value > 0) or choice
+        return choice[(index + cycle) % len(choice)]
+
+    def params(self, i: int) -> SamplingParams:
+        """How text i is decoded."""
+        own = rng.derive_seed(self.seed, i)
+        return SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature(i), seed=own)
+
+
+def encode(
+    engine: Serving, prompts: Sequence[str], params: SamplingParams, n: int, chat: bool
+) -> tuple[list[list[int]], int]:
+    """The first n prompts that can be served, in tokens; and how many before them cannot."""
+    tokenizer = engine.tokenizer
+    found: list[list[int]] = []
+    n_skipped, why = 0, "there are none"
+    for prompt in prompts:
+        tokens = tokenizer.encode_chat([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt)
+        try:
+            engine.check(tokens, params)
+        except (EmptyPrompt, PromptTooLong, CapacityError) as e:
+            n_skipped, why = n_skipped + 1, str(e)
+            continue
+        found.append(tokens)
+        if len(found) == n:
+            break
+    if not found:
+        raise ConfigError(f"none of {len(prompts)} prompts can be continued by max_tokens, {params.max_tokens}: {why}")
+    return found, n_skipped
+
+
+def _check_origin(corpus: Corpus, plan: Plan, n_texts: int) -> None:
+    """Texts that are there already must be of these prompts, or what is added would be of something else."""
+    for i, text in enumerate(corpus):
+        if i < n_texts and text.prompt != plan.prompt(i):
+            raise CorpusError(
+                f"text {i} in {corpus.folder} is of another prompt than the one given; give the prompts, the order "
+                "and the chat template it was begun with, or another folder"
+            )
+
+
+def _continue(llm: Target, plan: Plan, indices: range, done: Callable[[int], None]) -> list[Text]:
+    """The texts of these indices, made together."""
+    prompts = [plan.prompt(i) for i in indices]
+    running = llm.as_finished(prompts, [plan.params(i) for i in indices])
+    outputs: dict[int, list[int]] = {}
+    # Closed even where `done` raises: what is left of a shard must not run on beside the next.
+    with closing(cast(Generator[tuple[int, Said], None, None], running)):
+        for place, result in running:
+            outputs[place] = result.token_ids
+            done(indices.start + len(outputs))
+    return [Text([*prompt, *outputs[place]], len(prompt)) for place, prompt in enumerate(prompts)]

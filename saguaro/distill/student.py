@@ -1,0 +1,144 @@
+"""A draft made out of its target: some of its layers, some rows of its head, and its embedding, which is shared.
+
+    config.json              the target's with fewer layers, and "saguaro": {"embedding": "target"}
+    model.safetensors        layers, last norm and head rows in half precision; no embedding
+    token_map.safetensors    the token of each row of the head
+
+config.json is written last and an older one removed first: a folder that has one is whole.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saguaro.errors import ConfigError, ModelError
+from saguaro.model.load import borrower
+from saguaro.model.spec import ModelSpec, Rope
+from saguaro.model.token_map import fault, write_token_map
+from saguaro.model.transformer import Transformer
+from saguaro.model.weights import EMBEDDING, destinations, save_tensors, write_whole
+
+
+def pick_layers(n_target: int, n: int) -> list[int]:
+    """The layers of the target that a draft of n layers begins with: first, last and evenly between.
+
+    >>> pick_layers(30, 4), pick_layers(30, 1)
+    ([0, 10, 19, 29], [0])
+    """
+    if not 1 <= n <= n_target:
+        raise ConfigError(f"the draft is to have {n} layers; the target has {n_target}: choose 1 to {n_target}")
+    return [round(index * (n_target - 1) / max(n - 1, 1)) for index in range(n)]
+
+
+def make_student(
+    target: Transformer,
+    layers: Sequence[int],
+    ids: Tensor,  # [head rows] int64: the tokens it can say
+    dtype: torch.dtype = torch.float32,
+) -> Transformer:
+    """Copies of these layers, the last norm and these rows of the head; the embedding is the target's tensor."""
+    spec = target.spec
+    if not layers or not all(0 <= layer < spec.n_layers for layer in layers):
+        raise ConfigError(f"the draft is to have layers {list(layers)}; the target has 0 to {spec.n_layers - 1}")
+    ids = ids.long().to(target.device)
+    wrong = fault(ids, spec.n_vocab)
+    if wrong is not None:
+        raise ConfigError(f"the draft's head {wrong}")
+    unsaid = set(spec.eos_ids) - set(ids.tolist())
+    if unsaid:
+        raise ConfigError(f"the draft's head lacks the target's end of text, {sorted(unsaid)}; add it to the ids")
+    assert target.token_map is None, "rows of the head are tokens"
+    own = replace(spec, n_layers=len(layers), is_tied=False)
+    student = borrower(own, ids, target.embedding, target.device, dtype)
+    student.frequencies = target.frequencies
+    _copy(target, layers, ids, student)
+    return student
+
+
+def save_student(student: Transformer, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write a folder that `--draft` takes, in the half precision that loses less unless a dtype is given."""
+    weights = {name: place for name, place in destinations(student).items() if name != EMBEDDING}
+    dtype = dtype or half_for(weights)
+    assert student.token_map is not None
+    config = folder / "config.json"
+    try:
+        config.unlink(missing_ok=True)
+    except OSError as e:
+        raise ModelError(f"cannot write to {folder} ({e.strerror}); choose another folder") from e
+    save_tensors({name: weight.to(dtype) for name, weight in weights.items()}, folder / "model.safetensors")
+    write_token_map(student.token_map, folder)
+    content = {**config_of(student.spec), "dtype": str(dtype).removeprefix("torch."), "saguaro": _about(student)}
+    write_whole(config, lambda partial: partial.write_text(json.dumps(content, indent=2) + "\n"))
+
+
+def half_for(weights: Mapping[str, Tensor]) -> torch.dtype:
+    """float16 or bfloat16, whichever changes these weights less.
+
+    >>> half_for({"usual": torch.tensor([0.1])}), half_for({"too large for float16": torch.tensor([0.1, 1e5])})
+    (torch.float16, torch.bfloat16)
+    """
+
+    def loss(dtype: torch.dtype) -> float:
+        return sum(float((weight.to(dtype).float() - weight.float()).square().sum()) for weight in weights.values())
+
+    return min((torch.float16, torch.bfloat16), key=loss)
+
+
+def config_of(spec: ModelSpec) -> dict[str, Any]:
+    """The content of a Hugging Face config.json that parse_spec reads as this spec."""
+    eos = list(spec.eos_ids)
+    return {
+        "architectures": [spec.architecture],
+        "model_type": spec.architecture.removesuffix("ForCausalLM").lower(),
+        "num_hidden_layers": spec.n_layers,
+        "hidden_size": spec.hidden,
+        "num_attention_heads": spec.n_heads,
+        "num_key_value_heads": spec.n_kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.intermediate,
+        "vocab_size": spec.n_vocab,
+        "rms_norm_eps": spec.norm_eps,
+        "max_position_embeddings": spec.max_length,
+        "rope_parameters": _rope_config(spec.rope),
+        "tie_word_embeddings": spec.is_tied,
+        "attention_bias": spec.has_qkv_bias and spec.architecture != "Qwen2ForCausalLM",  # which always has them
+        "mlp_bias": spec.has_mlp_bias,
+        "hidden_act": "silu",
+        "sliding_window": None,
+        "eos_token_id": eos if len(eos) > 1 else next(iter(eos), None),
+    }
+
+
+@torch.no_grad()
+def _copy(target: Transformer, layers: Sequence[int], ids: Tensor, student: Transformer) -> None:
+    for ours, index in zip(student.layers, layers, strict=True):
+        for name, weight in ours.named_parameters():
+            weight.copy_(target.layers[index].get_parameter(name))
+    student.norm.copy_(target.norm)
+    student.head.copy_(target.head.index_select(1, ids))
+
+
+def _about(student: Transformer) -> dict[str, Any]:
+    """What config.json says beside the model's numbers: whose embedding it is, and rotations that no number gives."""
+    usual = student.spec.rope.frequencies(student.spec.head_dim)
+    own = student.frequencies.cpu()
+    odd = {} if own.equal(usual) else {"frequencies": own.tolist()}  # a GGUF file has divisors of its own
+    return {"embedding": "target", **odd}
+
+
+def _rope_config(rope: Rope) -> dict[str, Any]:
+    found: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
+    if rope.kind != "default":
+        found["factor"] = rope.factor
+    if rope.kind == "llama3":
+        found |= {
+            "low_freq_factor": rope.low_freq_factor,
+            "high_freq_factor": rope.high_freq_factor,
+            "original_max_position_embeddings": rope.original_length,
+        }
+    return found

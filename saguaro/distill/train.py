@@ -1,0 +1,144 @@
+"""Training a draft on its target's texts, by the target's own distribution.
+
+Texts are taught as the target said them and not as the draft would have gone on: a draft's later token counts only
+where all before it were accepted, and then they are the target's.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from saguaro.distill import loss
+from saguaro.distill.batch import Batch, Batches, Texts
+from saguaro.distill.checkpoint import Checkpoint, StepReport
+from saguaro.distill.parallel import Parallel, hidden_states
+from saguaro.distill.recipe import Recipe
+from saguaro.errors import ConfigError
+from saguaro.model.default import Progress
+from saguaro.model.transformer import Transformer
+
+STAGE = "training the draft"
+CHUNK = 2**25  # most logits of the target at a time
+
+
+def train(
+    student: Transformer,
+    target: Transformer,
+    texts: Texts,
+    recipe: Recipe,
+    *,
+    folder: Path,
+    progress: Progress = lambda *_: None,
+    watch: Callable[[int, StepReport], None] = lambda *_: None,  # called with each step and what it gave
+    save_every: int = 200,
+) -> list[StepReport]:
+    """Train every weight of the student but the shared embedding; what each step gave.
+
+    The state is kept in folder: the same call goes on where one was interrupted, and on a CPU gives the same bits.
+    """
+    batches = Batches(texts, recipe)
+    origin = {"texts": batches.digest, "the draft at first": _digest(student)}
+    checkpoint = Checkpoint(folder, {**asdict(recipe), **origin})
+    with _trained(student) as weights:
+        optimizer = _optimizer(weights, recipe)
+        reports = checkpoint.restore(weights, optimizer)
+        progress(STAGE, len(reports), recipe.steps)
+        for step in range(len(reports), recipe.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.rate(step)
+            reports.append(_gradients(student, target, batches.batch(step), recipe))
+            _check(reports, recipe)
+            if recipe.clip:
+                nn.utils.clip_grad_norm_(weights.values(), recipe.clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            if (step + 1) % save_every == 0 or step + 1 == recipe.steps:
+                checkpoint.save(weights, optimizer, reports)
+            watch(step, reports[-1])
+            progress(STAGE, step + 1, recipe.steps)
+    return reports
+
+
+@contextmanager
+def _trained(student: Transformer) -> Iterator[dict[str, nn.Parameter]]:
+    """The weights that are trained, by name: all but the embedding, which is the target's."""
+    weights = {name: weight for name, weight in student.named_parameters() if name != "embedding"}
+    assert all(weight.dtype == torch.float32 for weight in weights.values()), "master weights"
+    for weight in weights.values():
+        weight.requires_grad_(True)
+    try:
+        yield weights
+    finally:
+        for weight in weights.values():
+            weight.requires_grad_(False)
+            weight.grad = None
+
+
+def _digest(student: Transformer) -> str:
+    """Of its tokens and weights."""
+    assert student.token_map is not None
+    digest = hashlib.sha256()
+    for tensor in (student.token_map, *(weight for name, weight in student.named_parameters() if name != "embedding")):
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _optimizer(weights: dict[str, nn.Parameter], recipe: Recipe) -> torch.optim.AdamW:
+    matrices = [weight for weight in weights.values() if weight.dim() == 2]
+    vectors = [weight for weight in weights.values() if weight.dim() == 1]
+    groups = [
+        {"params": matrices, "weight_decay": recipe.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95))
+
+
+def _gradients(student: Transformer, target: Transformer, batch: Batch, recipe: Recipe) -> StepReport:
+    """Add the gradients of a batch to the student's weights."""
+    device = student.device
+    tokens, at = batch.tokens.to(device), batch.at.to(device)
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.no_grad():
+            theirs = hidden_states(target, tokens).index_select(0, at)  # [n, D]
+        ours = hidden_states(student, tokens).index_select(0, at)  # [n, D]
+    # The heads are taken a few positions at a time, there and back, so that [n, V] and [n, R] never exist.
+    cut = ours.detach().requires_grad_()
+    weight, is_said = batch.weight.to(device) / batch.weight.sum(), batch.is_said.to(device)
+    totals = torch.zeros(3, device=device)
+    for rows in torch.arange(len(at), device=device).split(max(1, CHUNK // target.spec.n_vocab)):
+        lost, said = _compare(student, target, cut[rows], theirs[rows], recipe)
+        value = (weight[rows] * lost).sum()
+        value.backward()
+        totals += torch.stack((value.detach(), *(said * is_said[rows]).sum(1)))
+    ours.backward(cut.grad)
+    value, agreed, accepted = (totals / totals.new_tensor([1, *2 * [int(batch.is_said.sum())]])).tolist()
+    return StepReport(value, agreed, accepted)
+
+
+def _compare(
+    student: Transformer, target: Transformer, ours: Tensor, theirs: Tensor, recipe: Recipe
+) -> tuple[Tensor, Tensor]:
+    """Hidden states [n, D] of both -> the loss [n], and agreement and acceptance [2, n]."""
+    by, ids = Parallel(1), student.token_map
+    assert ids is not None
+    with torch.no_grad():
+        taught = loss.lesson(target.logits(theirs, by), ids)
+    stream = by.begin(ours, student.norm, student.spec.norm_eps)
+    log_q = by.read(stream, student.head, None, torch.float32).log_softmax(1)
+    accepted = loss.acceptance(taught, log_q)
+    divergence = loss.kl(taught, log_q)
+    lost = {"kl": divergence, "tv": 1 - accepted, "kl+tv": divergence + recipe.tv_weight * (1 - accepted)}[recipe.loss]
+    return lost, torch.stack((loss.agreement(taught, log_q, ids), accepted.detach()))
+
+
+def _check(reports: list[StepReport], recipe: Recipe) -> None:
+    last = reports[-1].loss
+    if not abs(last) < float("inf"):
+        raise ConfigError(
+            f"the loss is {last} at step {len(reports)} with learning_rate {recipe.learning_rate}; use a lower one"
+        )

@@ -1,0 +1,198 @@
+"""`saguaro distill`: a small draft for a target, made from the target's own texts.
+
+    OUT/config.json, model.safetensors, token_map.safetensors     the draft, as --draft takes it
+    OUT/distill.json                                              what it was made with, and what came of it
+    OUT/work                                                      texts and training so far; nobody needs it afterwards
+
+The same command again goes on where it was interrupted.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saguaro import __version__
+from saguaro.config import SamplingParams
+from saguaro.distill.checkpoint import StepReport
+from saguaro.distill.corpus import Corpus
+from saguaro.distill.recipe import Recipe
+from saguaro.distill.sample import encode, sample
+from saguaro.distill.seeds import seed_prompts
+from saguaro.distill.student import make_student, pick_layers, save_student
+from saguaro.distill.train import train
+from saguaro.errors import ConfigError
+from saguaro.model.default import Progress
+from saguaro.model.weights import write_whole
+from saguaro.serve import cli
+from saguaro.serve.llm import LLM
+from saguaro.serve.metrics import Summary
+from saguaro.serve.progress import progress_bar
+from saguaro.serve.prompts import read_prompt_file
+
+MOST_MEANT = 50  # steps of whose figures the mean is told, at the beginning and at the end
+
+
+def distill(command: cli.Distill) -> int:
+    """Make the draft, evaluate it and say what it is worth."""
+    recipe = command.recipe.recipe()
+    learnt, held = split_prompts(command)
+    record = Record(command.out, settings_of(command, recipe))
+    with progress_bar() as progress:
+        where: dict[str, Any] = {
+            "device": command.device,
+            "threads": command.threads,
+            "max_batch_rows": command.batch_rows,
+        }
+        llm = LLM(command.target, revision=command.revision, cache_dir=command.cache_dir, progress=progress, **where)
+        if not record.is_whole:
+            make(command, recipe, llm, learnt, record, progress)
+        for temperature in (0.0, 1.0):
+            record.write(f"temperature {temperature:g}", evaluate(command, llm, held, temperature))
+    print(json.dumps(record.found, indent=1))
+    print(f"saguaro: the draft is in {command.out}; use it with --draft {command.out}", file=sys.stderr)
+    return 0
+
+
+def make(
+    command: cli.Distill, recipe: Recipe, llm: LLM, prompts: Sequence[str], record: "Record", progress: Progress
+) -> None:
+    """Sample, train and write; what cannot be is refused before that takes its time."""
+    model, work = llm.engine.loaded.model, command.out / "work"
+    layers, ends = pick_layers(model.spec.n_layers, command.layers), llm.engine.eos_ids
+    if command.head <= len(ends):
+        raise ConfigError(f"head is {command.head}; it must hold more than the {len(ends)} tokens that end a text")
+    corpus = Corpus(work / "texts")
+    sampled = sample(
+        llm,
+        prompts,
+        corpus,
+        n_texts=command.texts,
+        max_tokens=command.max_tokens,
+        temperatures=command.temperatures,
+        seed=recipe.seed,
+        chat=command.chat,
+        n_shard=4 * command.batch_rows,
+        progress=progress,
+    )
+    counts = corpus.counts(model.spec.n_vocab)
+    ids = frequent(counts, command.head, ends)
+    record.write(
+        "texts",
+        {
+            "texts": len(corpus),
+            "tokens": corpus.n_tokens,
+            "skipped_prompts": sampled.n_skipped,
+            "head_rows": len(ids),
+            "share_the_head_can_say": round(float(counts[ids].sum() / counts.sum()), 4),
+        },
+    )
+    student = make_student(model, layers, ids)
+    reports = train(student, model, corpus, recipe, folder=work / "training", progress=progress)
+    n = max(1, min(MOST_MEANT, len(reports) // 3))
+    record.write("training", {"first": _mean(reports[:n]), "last": _mean(reports[-n:])})
+    save_student(student, command.out)
+
+
+def evaluate(command: cli.Distill, llm: LLM, prompts: Sequence[str], temperature: float) -> dict[str, Any]:
+    """What the draft is worth to speculative decoding, by the engine itself, on prompts it has not learnt from."""
+    summary, settings = Summary(), {"draft": str(command.out), "lookahead": command.lookahead, "link": "inline"}
+    asked, _ = encode(llm.engine, prompts, SamplingParams(max_tokens=command.max_tokens), len(prompts), command.chat)
+    params = [SamplingParams(temperature=temperature, seed=i, max_tokens=command.max_tokens) for i in range(len(asked))]
+    with llm.sibling(method="sd", **settings) as drafted:
+        drafted.engine.round.observers.append(summary.add)
+        drafted.generate(asked, params)
+    found = summary.as_dict()
+    return {
+        "lookahead": command.lookahead,
+        **{name: found[name] for name in ("tokens_per_round", "acceptance_by_position")},
+    }
+
+
+def split_prompts(command: cli.Distill) -> tuple[list[str], list[str]]:
+    """The prompts to learn from, and those held out to evaluate."""
+    n_held = command.evaluate
+    if not command.prompts:
+        prompts = seed_prompts(command.texts + n_held)
+    else:
+        files = [path for given in command.prompts for path in given]
+        prompts = [asked.prompt for path in files for asked in read_prompt_file(path)]
+    if not 1 <= n_held < len(prompts):
+        raise ConfigError(f"evaluate is {n_held}; of {len(prompts)} prompts hold out at least 1 and not all")
+    return prompts[:-n_held], prompts[-n_held:]
+
+
+def frequent(counts: Tensor, n: int, always: frozenset[int]) -> Tensor:  # [V] -> [at most n] int64
+    """The tokens that came most often, the most frequent first; those that must be there are.
+
+    >>> frequent(torch.tensor([5, 0, 9, 2]), 2, frozenset({1}))
+    tensor([2, 1])
+    """
+    worth = counts.clone()
+    worth[list(always)] = torch.iinfo(worth.dtype).max
+    chosen = worth.argsort(descending=True, stable=True)[:n]
+    chosen = chosen[worth[chosen] > 0]
+    return chosen[counts[chosen].argsort(descending=True, stable=True)]
+
+
+def settings_of(command: cli.Distill, recipe: Recipe) -> dict[str, Any]:
+    """Everything that decides what the draft will be."""
+    names = ("target", "revision", "texts", "max_tokens", "temperatures", "chat", "layers", "head", "evaluate")
+    files = [str(path) for given in command.prompts for path in given]
+    chosen = {name: getattr(command, name) for name in names}
+    return json.loads(json.dumps({**chosen, "prompts": files or "ours", **asdict(recipe)}))  # type: ignore[no-any-return]
+
+
+class Record:
+    """distill.json: begun with the settings, and added to as results come."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self._folder, self._path = folder, folder / "distill.json"
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"out is {folder}, which is a file; give a folder")
+        if self._path.exists():
+            self.found = self._resume(settings)
+        elif folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"out is {folder}, which holds something else; give a new or empty folder")
+        else:
+            self.found = {"saguaro": __version__, "settings": settings}
+            self._save()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the draft itself is there."""
+        return "training" in self.found and (self._folder / "config.json").exists()
+
+    def write(self, name: str, result: dict[str, Any]) -> None:
+        """Add a result."""
+        self.found[name] = result
+        self._save()
+
+    def _resume(self, settings: dict[str, Any]) -> dict[str, Any]:
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            begun = found["settings"]
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise ConfigError(f"{self._path} cannot be read ({e!r}); delete {self._folder} or give another out") from e
+        odd = [name for name in settings if begun.get(name) != settings[name]]
+        if odd:
+            first = f"{odd[0]} was {begun.get(odd[0])!r} and is {settings[odd[0]]!r}"
+            raise ConfigError(
+                f"{self._folder} was begun with other settings ({', '.join(odd)}; {first}); give the same ones to go "
+                "on, or another out"
+            )
+        return found  # type: ignore[no-any-return]
+
+    def _save(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path, lambda partial: partial.write_text(json.dumps(self.found, indent=1) + "\n"))
+
+
+def _mean(reports: Sequence[StepReport]) -> dict[str, float]:
+    each = [asdict(report) for report in reports]
+    return {name: round(sum(one[name] for one in each) / len(each), 4) for name in each[0]}

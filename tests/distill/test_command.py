@@ -1,0 +1,157 @@
+"""`saguaro distill` as its users have it: one command, a folder, and a draft that changes no token."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saguaro import LLM, SamplingParams
+from saguaro.model.tiny import write_tiny
+
+ASKED = [f"{a} {b}?" for a in ("why", "how", "when", "who", "where") for b in ("a", "an owl", "it", "us", "no")]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("target"), "llama", num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "asked.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ASKED))
+    return path
+
+
+def arguments(target: Path, prompts: Path, out: Path, others: dict[str, Any] | None = None) -> list[str]:
+    """A command of a few seconds."""
+    settings: dict[str, Any] = {
+        "target": target, "prompts": prompts, "out": out, "texts": 24, "max_tokens": 24, "layers": 2, "head": 120,
+        "steps": 30, "batch_texts": 4, "length": 48, "evaluate": 4, "threads": 1, "learning_rate": 4e-3,
+        **(others or {}),
+    }  # fmt: skip
+    flags = [[f"--{name.replace('_', '-')}", str(value)] for name, value in settings.items()]
+    return [sys.executable, "-m", "saguaro", "distill", *(part for flag in flags for part in flag)]
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture(scope="module")
+def made(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A draft, and what the command said of it."""
+    out = tmp_path_factory.mktemp("made") / "draft"
+    done = run(arguments(target, prompts, out))
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout)
+
+
+def test_the_draft_learns_and_is_evaluated(made: tuple[Path, dict[str, Any]]) -> None:
+    out, said = made
+    assert said == json.loads((out / "distill.json").read_text())
+    assert said["texts"]["texts"] == 24
+    assert 0.5 < said["texts"]["share_the_head_can_say"] < 1
+    assert said["training"]["last"]["loss"] < said["training"]["first"]["loss"]
+    assert said["training"]["last"]["acceptance"] > said["training"]["first"]["acceptance"]
+    assert said["settings"]["layers"] == 2
+    for temperature in ("0", "1"):
+        found = said[f"temperature {temperature}"]
+        assert len(found["acceptance_by_position"]) <= found["lookahead"] == 4
+        assert 1 <= found["tokens_per_round"] <= 5
+    assert {path.name for path in out.iterdir()} == {
+        "config.json", "model.safetensors", "token_map.safetensors", "distill.json", "work",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("link", ["inline", "process"])
+def test_it_drafts_and_changes_no_token(made: tuple[Path, dict[str, Any]], target: Path, link: str) -> None:
+    params = [SamplingParams(temperature=heat, seed=5, max_tokens=24) for heat in (0.0, 1.0)]
+    with (
+        LLM(target, threads=1) as plain,
+        LLM(target, draft=str(made[0]), method="ssd", link=link, threads=1) as drafted,
+    ):
+        wanted, found = (llm.generate(["why an owl?"] * 2, params) for llm in (plain, drafted))
+        assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
+
+
+def test_the_same_command_again_makes_nothing_new(
+    made: tuple[Path, dict[str, Any]], target: Path, prompts: Path
+) -> None:
+    out, said = made
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
+    done = run(arguments(target, prompts, out))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == said
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == before
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_interrupted_command_goes_on(
+    made: tuple[Path, dict[str, Any]], target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Interrupted while it samples and while it trains, it comes to the same weights."""
+    command = arguments(target, prompts, tmp_path / "draft")
+    for sign in ("work/texts", "work/training"):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
+            until = time.monotonic() + 120
+            while not (tmp_path / "draft" / sign).exists() and running.poll() is None and time.monotonic() < until:
+                time.sleep(0.01)
+            running.send_signal(signal.SIGINT)
+            running.communicate(timeout=60)
+    done = run(command)
+    assert done.returncode == 0, done.stderr
+    for name in ("model.safetensors", "token_map.safetensors"):
+        assert (tmp_path / "draft" / name).read_bytes() == (made[0] / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"head": 90}, r"begun with other settings \(head; head was 120 and is 90\)"),
+        ({"target": "nowhere"}, "begun with other settings"),
+        ({"prompts": "nobody.jsonl"}, "cannot read prompts from nobody.jsonl"),
+        ({"steps": 0}, "steps is 0; it must be at least 1"),
+        ({"evaluate": 25}, "evaluate is 25; of 25 prompts hold out at least 1 and not all"),
+    ],
+)
+def test_refusals(
+    made: tuple[Path, dict[str, Any]], target: Path, prompts: Path, changed: dict[str, Any], message: str
+) -> None:
+    done = run(arguments(target, prompts, made[0], changed))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.search(message, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"target": "nowhere"}, "'nowhere' is no folder"),
+        ({"layers": 9}, "the draft is to have 9 layers; the target has 4"),
+        ({"head": 1}, "head is 1; it must hold more than"),
+    ],
+)
+def test_refusals_at_the_beginning(
+    target: Path, prompts: Path, tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    done = run(arguments(target, prompts, tmp_path / "draft", changed))
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_a_folder_that_is_no_folder(target: Path, prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("mine")
+    for name, message in (("file", "which is a file"), ("full", "which holds something else")):
+        done = run(arguments(target, prompts, tmp_path / name))
+        assert done.returncode == 2
+        assert message in done.stderr
