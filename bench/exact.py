@@ -44,6 +44,8 @@ class Args:
     link: str = "auto"
     kv_memory: str = "auto"
     """Little enough, and requests are preempted; how often is reported."""
+    prepare: str = "always"
+    """Whether ssd always prepares, or where it pays (auto)."""
     kills: int = 0
     """Kill the draft's process so many times, at random moments, and go on until that is done."""
     threads: int | None = None
@@ -69,7 +71,12 @@ def main(args: Args) -> int:
         for method in args.methods.split(","):
             for batch in args.batches:
                 with plain.sibling(
-                    method=method, draft=args.draft, budget=args.budget, link=args.link, kv_memory=args.kv_memory
+                    method=method,
+                    draft=args.draft,
+                    budget=args.budget,
+                    prepare=args.prepare,
+                    link=args.link,
+                    kv_memory=args.kv_memory,
                 ) as llm:
                     n_differ += compare(llm, plain, prompts, params, wanted, batch, args.kills)
     print(f"{n_differ} outputs differ")

@@ -106,7 +106,13 @@ def record(args: Record) -> None:
     found: dict[str, np.ndarray[Any, Any]] = {}
     for rule in args.rules:
         drafted = llm.sibling(
-            method="ssd", draft=args.draft, fallback="draft", verification=rule, link="inline", budget=args.most
+            method="ssd",
+            draft=args.draft,
+            fallback="draft",
+            verification=rule,
+            link="inline",
+            budget=args.most,
+            prepare="always",
         )
         for temperature in args.temperatures:
             recorder = Recorder()

@@ -62,7 +62,13 @@ def main(args: Args) -> None:
     params = SamplingParams(temperature=args.temperature, seed=1, max_tokens=args.max_tokens)
     found = []
     for fallback in args.fallbacks:
-        settings = {"method": "ssd", "draft": args.draft, "fallback": fallback, "budget": args.budget}
+        settings = {
+            "method": "ssd",
+            "draft": args.draft,
+            "fallback": fallback,
+            "budget": args.budget,
+            "prepare": "always",
+        }
         with plain.sibling(link="process", **settings) as llm:
             llm.generate(prompts[:1], params)  # warm
             events: list[RoundEvent] = []
