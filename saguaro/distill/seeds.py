@@ -19,9 +19,8 @@ def seed_prompts(n: int, seed: int = 0) -> list[str]:
     >>> seed_prompts(3) == seed_prompts(5)[:3], len(set(seed_prompts(200)))
     (True, 200)
     """
-    limit = PER_TEMPLATE * len(TEMPLATES)
-    if not 0 <= n <= limit:
-        raise ConfigError(f"{n} seed prompts; there are {limit}: take fewer, or give prompts of your own")
+    if not 0 <= n <= MOST_PROMPTS:
+        raise ConfigError(f"{n} seed prompts; there are {MOST_PROMPTS}: take fewer, or give prompts of your own")
     each = [_distinct(template, random.Random(f"{seed} {template}")) for template in TEMPLATES]
     order = random.Random(f"{seed} order")
     prompts: list[str] = []
@@ -180,6 +179,7 @@ TEMPLATES = [
     "Write a regular expression for the number of a box of <goods>: it has <2-6> capital letters, a hyphen and <3-9>"
     " digits, and test it in Python on <data>.",
 ]
+MOST_PROMPTS = PER_TEMPLATE * len(TEMPLATES)
 
 _STUBS = [
     '''from typing import List

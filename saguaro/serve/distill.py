@@ -23,7 +23,7 @@ from saguaro.distill.checkpoint import StepReport
 from saguaro.distill.corpus import Corpus
 from saguaro.distill.recipe import Recipe
 from saguaro.distill.sample import encode, sample
-from saguaro.distill.seeds import seed_prompts
+from saguaro.distill.seeds import MOST_PROMPTS, seed_prompts
 from saguaro.distill.student import make_student, pick_layers, save_student
 from saguaro.distill.train import train
 from saguaro.errors import ConfigError
@@ -43,13 +43,7 @@ def distill(command: cli.Distill) -> int:
     recipe = command.recipe.recipe()
     learnt, held = split_prompts(command)
     record = Record(command.out, settings_of(command, recipe))
-    with progress_bar() as progress:
-        where: dict[str, Any] = {
-            "device": command.device,
-            "threads": command.threads,
-            "max_batch_rows": command.batch_rows,
-        }
-        llm = LLM(command.target, revision=command.revision, cache_dir=command.cache_dir, progress=progress, **where)
+    with progress_bar() as progress, load_target(command, progress) as llm:
         if not record.is_whole:
             make(command, recipe, llm, learnt, record, progress)
         for temperature in (0.0, 1.0):
@@ -57,6 +51,20 @@ def distill(command: cli.Distill) -> int:
     print(json.dumps(record.found, indent=1))
     print(f"saguaro: the draft is in {command.out}; use it with --draft {command.out}", file=sys.stderr)
     return 0
+
+
+def load_target(command: cli.Distill, progress: Progress) -> LLM:
+    """The target; without a prefix cache it reads a prompt always alike, so a resumed run gives the very same texts."""
+    return LLM(
+        command.target,
+        revision=command.revision,
+        cache_dir=command.cache_dir,
+        progress=progress,
+        device=command.device,
+        threads=command.threads,
+        max_batch_rows=command.batch_rows,
+        prefix_caching=False,
+    )
 
 
 def make(
@@ -118,7 +126,7 @@ def split_prompts(command: cli.Distill) -> tuple[list[str], list[str]]:
     """The prompts to learn from, and those held out to evaluate."""
     n_held = command.evaluate
     if not command.prompts:
-        prompts = seed_prompts(command.texts + n_held)
+        prompts = seed_prompts(min(command.texts + n_held, MOST_PROMPTS))
     else:
         files = [path for given in command.prompts for path in given]
         prompts = [asked.prompt for path in files for asked in read_prompt_file(path)]
@@ -142,7 +150,8 @@ def frequent(counts: Tensor, n: int, always: frozenset[int]) -> Tensor:  # [V] -
 
 def settings_of(command: cli.Distill, recipe: Recipe) -> dict[str, Any]:
     """Everything that decides what the draft will be."""
-    names = ("target", "revision", "texts", "max_tokens", "temperatures", "chat", "layers", "head", "evaluate")
+    # batch_rows too: texts that are written together round alike.
+    names = "target revision texts max_tokens temperatures chat layers head evaluate batch_rows".split()
     files = [str(path) for given in command.prompts for path in given]
     chosen = {name: getattr(command, name) for name in names}
     return json.loads(json.dumps({**chosen, "prompts": files or "ours", **asdict(recipe)}))  # type: ignore[no-any-return]
