@@ -31,9 +31,9 @@ from torch import Tensor
 from bench.workloads import OURS
 from saguaro import LLM, SamplingParams
 from saguaro.config import format_bytes
-from saguaro.engine.attention import SDPAttention
 from saguaro.engine.kv import KVCache, KVPlan
 from saguaro.engine.layout import Segment, flatten
+from saguaro.engine.native import cpu_attention
 from saguaro.engine.runner import Runner
 from saguaro.errors import ConfigError
 from saguaro.model.default import fetch_default
@@ -42,7 +42,7 @@ from saguaro.model.spec import ModelSpec
 from saguaro.model.tokenizer import load_tokenizer
 from saguaro.model.transformer import Layer, Transformer
 from saguaro.rng import derive_seed
-from saguaro.serve.assembly import default_dtype, find_device
+from saguaro.serve.assembly import find_device
 from saguaro.serve.llm import default_cache
 
 CHUNK = 128  # tokens computed at once, so that logits of a large vocabulary stay small
@@ -195,7 +195,7 @@ def forward(model: Transformer, texts: list[list[int]]) -> Iterator[Tensor]:  # 
     """The logits after every token of every text, a chunk at a time."""
     n_pages = -(-max(map(len, texts)) // PAGE_SIZE)
     plan = KVPlan(n_pages, PAGE_SIZE, model.spec.kv_bytes_per_token(model.dtype), n_pages * PAGE_SIZE)
-    runner = Runner(model, SDPAttention(KVCache(plan, model.spec, model.device, model.dtype)))
+    runner = Runner(model, cpu_attention(KVCache(plan, model.spec, model.device, model.dtype), model.spec))
     for text in texts:
         for start in range(0, len(text), CHUNK):
             tokens = text[start : start + CHUNK]
@@ -432,7 +432,8 @@ class Args:
 def main(args: Args) -> None:
     """Grow a model, compare it with its source, and perhaps find an epsilon."""
     device = find_device("device", args.device)
-    dtype = default_dtype(device) if args.dtype == "auto" else cast(torch.dtype, getattr(torch, args.dtype))
+    usual = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = usual if args.dtype == "auto" else cast(torch.dtype, getattr(torch, args.dtype))
     path = locate(args.model) if args.model else fetch_default(default_cache())
     source = load(path.name, path, device, torch.float32).model
     n_known = load_tokenizer(path, source.spec.n_vocab).n_vocab

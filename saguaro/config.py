@@ -152,7 +152,8 @@ class EngineConfig:
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto: a GPU if there is one."""
     dtype: str = "auto"
-    """float32, bfloat16, or auto: float32 on a CPU, bfloat16 on a GPU."""
+    """Of the weights: float32, bfloat16, int8 (on a CPU), or auto: the fastest, int8 on a CPU with a C compiler, else
+    float32; bfloat16 on a GPU."""
     kv_memory: str = "auto"
     """Memory for the target's keys and values, such as 512MiB; auto: on a CPU two full contexts, at most a quarter of
     the memory; on a GPU 90% of what is left beside weights and workspace, shared with the draft's."""
@@ -171,7 +172,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        kinds = ("auto", "float32", "bfloat16")
+        kinds = ("auto", "float32", "bfloat16", "int8")
         _check("dtype", self.dtype, self.dtype in kinds, f"one of {', '.join(kinds)}")
         choices = {"prepare": PREPARES, "fallback": FALLBACKS, "verification": VERIFICATIONS, "link": LINKS}
         for name, known in choices.items():
@@ -246,7 +247,7 @@ class DraftConfig:
     device: str = "cpu"
     """Where the draft's model lives."""
     dtype: str = "float32"
-    """Of its weights."""
+    """Of its weights: as the target's."""
 
 
 def build(kind: type[T], **values: Any) -> T:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from saguaro.config import DraftConfig
 from saguaro.errors import ConfigError, TokenizerMismatch
+from saguaro.kernels.ready import computed_in, ready
 from saguaro.model.load import borrows, load, load_borrower, read_embedding
 from saguaro.model.tokenizer import has_tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
@@ -18,10 +19,11 @@ MOST_ODD = 0.005  # share of tokens that may differ: members of one family have 
 def load_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
     """The draft's model; `drop:` and a draft that borrows share the target's weights where they are at hand."""
     assert config.draft is not None
-    device, dtype = torch.device(config.device), getattr(torch, config.dtype)
+    device, weight_dtype = torch.device(config.device), getattr(torch, config.dtype)
+    dtype = computed_in(weight_dtype)
     if config.draft.startswith("drop:"):
         if target is None or target.device != device:
-            target = load(config.target, Path(config.target), device, dtype).model
+            target = ready(load(config.target, Path(config.target), device, dtype).model, weight_dtype)
         return target.without(dropped_layers(config.draft, target.spec.n_layers))
     path = Path(config.draft)
     if borrows(path):
@@ -29,7 +31,7 @@ def load_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
     else:
         model = load(config.draft, path, device, dtype).model
     check_vocabulary(config, model)
-    return model
+    return ready(model, weight_dtype)
 
 
 def dropped_layers(name: str, n_layers: int) -> list[int]:

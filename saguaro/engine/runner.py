@@ -3,18 +3,19 @@
 import torch
 from torch import Tensor
 
-from saguaro.engine.attention import AttentionBackend, SDPAttention
+from saguaro.engine.attention import AttentionBackend
 from saguaro.engine.kv import KVCache
 from saguaro.engine.layout import Layout
+from saguaro.engine.native import cpu_attention
 from saguaro.engine.paged import PagedAttention
 from saguaro.kernels.bundle import Kernels
-from saguaro.model.transformer import TORCH, Products, Transformer
+from saguaro.model.transformer import Products, Transformer
 
 
 class Runner:
-    """A model, and the attention and the products it runs with."""
+    """A model, the attention it runs with, and the products; None: the model's own."""
 
-    def __init__(self, model: Transformer, attention: AttentionBackend, by: Products = TORCH) -> None:
+    def __init__(self, model: Transformer, attention: AttentionBackend, by: Products | None = None) -> None:
         self.model, self.attention, self.by = model, attention, by
 
     @property
@@ -33,5 +34,5 @@ class Runner:
 def make_runner(model: Transformer, cache: KVCache, kernels: Kernels | None, longest: int) -> Runner:
     """The model with these kernels, for texts up to this long; without any, by torch's own operations."""
     if kernels is None:
-        return Runner(model, SDPAttention(cache))
+        return Runner(model, cpu_attention(cache, model.spec))
     return Runner(model, PagedAttention(cache, kernels, longest), kernels.products)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from saguaro.errors import CapacityError, CorruptModel, DownloadError, ModelNotFound, UnsupportedModel
 from saguaro.model.gguf import GGUFModel
+from saguaro.model.packed import packed_in
 from saguaro.model.spec import ModelSpec, read_json, read_spec
 from saguaro.model.token_map import FILE as TOKEN_MAP
 from saguaro.model.token_map import read_token_map
@@ -33,12 +34,15 @@ class Loaded:
     @property
     def n_params(self) -> int:
         """Its weights, a tied embedding counted once."""
-        return sum(p.numel() for p in self.model.parameters())
+        packed = packed_in(self.model)
+        twice = self.model.embedding.numel() if packed and self.model.is_tied else 0
+        return sum(p.numel() for p in self.model.parameters()) + sum(weight.n_params for weight in packed) - twice
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of its weights."""
-        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+        plain = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return plain + sum(weight.n_bytes for weight in packed_in(self.model))
 
 
 def locate(name: str, revision: str | None = None, *, tokenizer_only: bool = False) -> Path:

@@ -65,6 +65,9 @@ class Stream:
     read: Any  # norm(x), or whatever the products that made it need to compute it
 
 
+Weight = Any  # a matrix [in, out]: a Tensor, or what the products that read it have made of one (saguaro.model.packed)
+
+
 class Products(Protocol):
     """The matrix products of a model, with what stands before and after each.
 
@@ -74,16 +77,16 @@ class Products(Protocol):
     def begin(self, x: Tensor, norm: Tensor, eps: float) -> Stream:
         """The stream x [T, D], to be read through this norm [D]."""
 
-    def read(self, stream: Stream, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    def read(self, stream: Stream, weight: Weight, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
         """norm(x) @ W + bias: -> [T, out]."""
 
-    def read_heads(self, stream: Stream, weight: Tensor, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
+    def read_heads(self, stream: Stream, weight: Weight, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
         """norm(x) @ W + bias as heads, turned: the queries [T, H, d]; keys and values go to their place."""
 
-    def read_gated(self, stream: Stream, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def read_gated(self, stream: Stream, weight: Weight, bias: Tensor | None) -> Tensor:
         """silu(gate) * up, where (gate, up) = norm(x) @ W + bias: -> [T, out / 2]."""
 
-    def write(self, stream: Stream, y: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float) -> Stream:
+    def write(self, stream: Stream, y: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, eps: float) -> Stream:
         """x + y @ W + bias, y [T, in], to be read through this norm."""
 
 
@@ -94,27 +97,30 @@ class TorchProducts:
         """See Products."""
         return Stream(x, F.rms_norm(x, x.shape[-1:], norm, eps))
 
-    def read(self, stream: Stream, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    def read(self, stream: Stream, weight: Weight, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
         """See Products."""
-        normed: Tensor = stream.read
-        return (torch.mm(normed, weight) if bias is None else torch.addmm(bias, normed, weight)).to(out_dtype)
+        return self.product(stream.read, weight, bias).to(out_dtype)
 
-    def read_heads(self, stream: Stream, weight: Tensor, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
+    def read_heads(self, stream: Stream, weight: Weight, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
         """See Products."""
         heads = self.read(stream, weight, bias, stream.x.dtype).view(len(stream.x), -1, place.memory.shape[2])
         q, kv = turn(heads)
         place.memory.index_copy_(0, place.slots, kv)
         return q
 
-    def read_gated(self, stream: Stream, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def read_gated(self, stream: Stream, weight: Weight, bias: Tensor | None) -> Tensor:
         """See Products."""
         gate, up = self.read(stream, weight, bias, stream.x.dtype).chunk(2, -1)
         return F.silu(gate).mul_(up)
 
-    def write(self, stream: Stream, y: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float) -> Stream:
+    def write(self, stream: Stream, y: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, eps: float) -> Stream:
         """See Products."""
         x = stream.x
         return self.begin(torch.addmm(x if bias is None else x + bias, y, weight), norm, eps)
+
+    def product(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:  # [T, in] -> [T, out]
+        """x @ W + bias."""
+        return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
 TORCH = TorchProducts()
@@ -183,6 +189,8 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.device, self.dtype = spec, device, dtype
+        self.products: Products = TORCH  # those that read the weights as they are
+        self.weight_dtype, self.is_packed = dtype, False  # see saguaro.model.packed
         self.token_map = None if token_map is None else token_map.to(device)
         n_head = spec.n_vocab if token_map is None else len(token_map)
         self.head = matrix(spec.hidden, n_head, device, dtype)
@@ -198,16 +206,18 @@ class Transformer(nn.Module):
         self.frequencies = spec.rope.frequencies(spec.head_dim).to(device)  # [d / 2]
         self._table: tuple[Tensor, Tensor] | None = None  # of all positions, once it is needed
 
-    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention, by: Products = TORCH) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention, by: Products | None = None) -> Tensor:
         """tokens [T] int64, positions [T] int64 -> hidden states [T, D], before the last norm."""
+        by = by or self.products
         turn = Turn(self.spec.n_heads, None, None, self.spec.norm_eps, *self._angles(positions))
         stream = by.begin(self.embedding.index_select(0, tokens), self._norms[0], self.spec.norm_eps)
         for index, layer in enumerate(self.layers):
             stream = layer(index, stream, turn, attention, by, self._norms[index + 1])
         return stream.x
 
-    def logits(self, hidden: Tensor, by: Products = TORCH) -> Tensor:  # [L, D] -> [L, V] float32
+    def logits(self, hidden: Tensor, by: Products | None = None) -> Tensor:  # [L, D] -> [L, V] float32
         """What the model says next, after each of these hidden states; -inf for tokens a reduced head does not have."""
+        by = by or self.products
         stream = by.begin(hidden, self.norm, self.spec.norm_eps)
         said = by.read(stream, self.head, None, torch.float32)
         if self.token_map is None:
@@ -221,7 +231,8 @@ class Transformer(nn.Module):
         kept = [layer for index, layer in enumerate(self.layers) if index not in dropped]
         twin.spec, twin.device, twin.dtype = replace(self.spec, n_layers=len(kept)), self.device, self.dtype
         twin.token_map, twin.head, twin.embedding = self.token_map, self.head, self.embedding
-        twin.is_tied = self.is_tied
+        twin.is_tied, twin.is_packed, twin.weight_dtype = self.is_tied, self.is_packed, self.weight_dtype
+        twin.products = self.products
         twin.layers, twin.norm, twin.frequencies = nn.ModuleList(kept), self.norm, self.frequencies
         twin._norms, twin._table = twin._read_through(), None
         return twin

@@ -26,6 +26,7 @@ from saguaro.engine.scheduler import Scheduler
 from saguaro.engine.verifier import EagerVerifier, Verifier
 from saguaro.errors import CapacityError, ConfigError
 from saguaro.kernels.bundle import kernels_for
+from saguaro.kernels.ready import fastest
 from saguaro.methods import Method, draft_side, find_method
 from saguaro.model.default import Progress
 from saguaro.model.load import Loaded, locate
@@ -188,7 +189,7 @@ class Assembly:
         """What the draft's side must know."""
         config, method, model = self.config, self.method, self.target.model
         device = model.device if config.draft_device == "auto" else find_device("draft_device", config.draft_device)
-        dtype = model.dtype if device.type == model.device.type else default_dtype(device)
+        dtype = model.weight_dtype if device.type == model.device.type else fastest(device)
         return DraftConfig(
             draft=self._draft_name() if method.needs_model else None,
             target=str(self.target.path),
@@ -273,10 +274,6 @@ def find_device(name: str, wanted: str) -> torch.device:
 def find_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     """The dtype of a setting."""
     if config.dtype == "auto":
-        return default_dtype(device)
-    return torch.float32 if config.dtype == "float32" else torch.bfloat16
-
-
-def default_dtype(device: torch.device) -> torch.dtype:
-    """float32 on a CPU, bfloat16 on a GPU."""
-    return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return fastest(device)
+    named: torch.dtype = getattr(torch, config.dtype)
+    return named

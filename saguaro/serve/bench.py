@@ -116,7 +116,7 @@ def _circumstances(command: cli.Bench, llm: LLM, names: Sequence[str], n_prompts
     found = {
         "model": llm.engine.loaded.name,
         "device": str(model.device),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": str(model.weight_dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
     }
     asked = {**asdict(command.which), **asdict(command.engine), **asdict(command.sampling)}

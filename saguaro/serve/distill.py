@@ -28,6 +28,8 @@ from saguaro.distill.student import make_student, pick_layers, save_student
 from saguaro.distill.train import train
 from saguaro.errors import ConfigError
 from saguaro.model.default import Progress
+from saguaro.model.load import Loaded, load
+from saguaro.model.transformer import Transformer
 from saguaro.model.weights import write_whole
 from saguaro.serve import cli
 from saguaro.serve.llm import LLM
@@ -71,7 +73,7 @@ def make(
     command: cli.Distill, recipe: Recipe, llm: LLM, prompts: Sequence[str], record: "Record", progress: Progress
 ) -> None:
     """Sample, train and write; what cannot be is refused before that takes its time."""
-    model, work = llm.engine.loaded.model, command.out / "work"
+    model, work = plain(llm.engine.loaded), command.out / "work"
     layers, ends = pick_layers(model.spec.n_layers, command.layers), llm.engine.eos_ids
     if command.head <= len(ends):
         raise ConfigError(f"head is {command.head}; it must hold more than the {len(ends)} tokens that end a text")
@@ -105,6 +107,13 @@ def make(
     n = max(1, min(MOST_MEANT, len(reports) // 3))
     record.write("training", {"first": _mean(reports[:n]), "last": _mean(reports[-n:])})
     save_student(student, command.out)
+
+
+def plain(loaded: Loaded) -> Transformer:
+    """The model with its weights as tensors, of which a draft can be made: loaded once more where they are packed."""
+    if not loaded.model.is_packed:
+        return loaded.model
+    return load(loaded.name, loaded.path, loaded.model.device, loaded.model.dtype).model
 
 
 def evaluate(command: cli.Distill, llm: LLM, prompts: Sequence[str], temperature: float) -> dict[str, Any]:
@@ -151,7 +160,8 @@ def frequent(counts: Tensor, n: int, always: frozenset[int]) -> Tensor:  # [V] -
 def settings_of(command: cli.Distill, recipe: Recipe) -> dict[str, Any]:
     """Everything that decides what the draft will be."""
     # batch_rows too: texts that are written together round alike.
-    names = "target revision texts max_tokens temperatures chat layers head evaluate batch_rows".split()
+    names = ["target", "revision", "texts", "max_tokens", "temperatures", "chat"]
+    names += ["layers", "head", "evaluate", "batch_rows"]
     files = [str(path) for given in command.prompts for path in given]
     chosen = {name: getattr(command, name) for name in names}
     return json.loads(json.dumps({**chosen, "prompts": files or "ours", **asdict(recipe)}))  # type: ignore[no-any-return]

@@ -17,6 +17,7 @@ from saguaro.config import EngineConfig, SamplingParams
 from saguaro.engine.request import Request
 from saguaro.engine.scheduler import Commit
 from saguaro.errors import ConfigError, UnknownRequest
+from saguaro.kernels.ready import computed_in, ready
 from saguaro.model.default import Progress
 from saguaro.model.load import Loaded, load
 from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
@@ -273,7 +274,9 @@ def build_engine(
         torch.set_num_threads(config.threads)
     device = find_device("device", config.device)
     began = time.perf_counter()
-    loaded = load(name, path, device, find_dtype(config, device))
+    dtype = find_dtype(config, device)
+    loaded = load(name, path, device, computed_in(dtype))
+    ready(loaded.model, dtype)
     filled = time.perf_counter()
     words = load_tokenizer(tokenizer or path, loaded.model.spec.n_vocab)
     read = time.perf_counter()

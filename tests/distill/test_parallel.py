@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from saguaro.distill.parallel import Parallel, hidden_states
-from saguaro.engine.attention import SDPAttention
 from saguaro.engine.kv import KVCache, KVPlan
 from saguaro.engine.layout import Segment, flatten
+from saguaro.engine.native import cpu_attention
 from saguaro.model.load import load
 from saguaro.model.tiny import write_tiny
 from saguaro.model.transformer import Transformer
@@ -32,7 +32,7 @@ def by_the_engine(model: Transformer, tokens: Tensor) -> Tensor:  # [B, L] -> [B
     """The engine's own path, in one step over paged memory."""
     n_pages = -(-LENGTH // 4)
     plan = KVPlan(n_pages * len(tokens), 4, model.spec.kv_bytes_per_token(torch.float32), 64)
-    attention = SDPAttention(KVCache(plan, model.spec, CPU, torch.float32))
+    attention = cpu_attention(KVCache(plan, model.spec, CPU, torch.float32), model.spec)
     pages = [list(range(row * n_pages, (row + 1) * n_pages)) for row in range(len(tokens))]
     texts = zip(tokens.tolist(), pages, strict=True)
     layout = flatten([Segment(text, 0, own, n_wanted=LENGTH) for text, own in texts], 4, CPU)

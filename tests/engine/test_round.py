@@ -21,8 +21,8 @@ from saguaro.draft.model import NoModel
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.rows import Proposer
 from saguaro.draft.scripted import Script, Scripted
-from saguaro.engine.attention import SDPAttention
 from saguaro.engine.kv import KVCache, KVPlan
+from saguaro.engine.native import cpu_attention
 from saguaro.engine.pages import PagePool
 from saguaro.engine.request import Request
 from saguaro.engine.rules import SharedNoise
@@ -176,7 +176,9 @@ def new_rig(
         lookahead=lookahead,
     )
     rule = SharedNoise(Sampler(N_KNOWN))
-    verifier = EagerVerifier(Runner(model, SDPAttention(cache)), rule, n_known=N_KNOWN, page_size=page_size)
+    verifier = EagerVerifier(
+        Runner(model, cpu_attention(cache, model.spec)), rule, n_known=N_KNOWN, page_size=page_size
+    )
     return Rig(scheduler, Round(scheduler, verifier, link or Silent()))
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saguaro.engine.attention import causal_mask, slots_of
+from saguaro.engine.attention import slots_of
 
 pytest.importorskip("triton")
 
@@ -218,7 +218,7 @@ def test_the_twin_attends_as_the_engine_does() -> None:
     q = texts.queries(n)
     call = (q, texts.memory, texts.pages, _starts([n]), _int32([length]), shape.page_size, n, length)
     keys, values = texts.kv[0].to(DEVICE).transpose(0, 1)[None].chunk(2, 1)
-    mask = causal_mask(n, length, FP32, DEVICE)
+    mask = torch.ones(n, length, dtype=torch.bool, device=DEVICE).tril(length - n)
     expected = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True)
     _assert_close(attend_plain(*call), expected[0].transpose(0, 1).reshape(n, -1), FP32)
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saguaro.engine.attention import SDPAttention
 from saguaro.engine.kv import KVCache, KVPlan
 from saguaro.engine.layout import Segment, flatten
+from saguaro.engine.native import cpu_attention
 from saguaro.engine.pages import PagePool, PageTable
 from saguaro.engine.runner import Runner
 from saguaro.model.load import load
@@ -40,7 +40,7 @@ class Driver:
         for memory in (*cache.keys, *cache.values):
             memory.fill_(float("nan"))
         self.pool = PagePool(N_PAGES, PAGE_SIZE)
-        self._runner = Runner(self.model, SDPAttention(cache))
+        self._runner = Runner(self.model, cpu_attention(cache, self.model.spec))
 
     def step(self, rows: Sequence[tuple[PageTable, Sequence[int], int, int]]) -> list[Tensor]:
         """Compute tokens[start:stop] of each (table, tokens, start, stop); all their logits, [stop - start, V] each."""

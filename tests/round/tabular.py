@@ -33,8 +33,8 @@ from saguaro.algo.sampling import Rules
 from saguaro.config import SamplingParams
 from saguaro.draft import fallback
 from saguaro.draft.model import ModelDrafter
-from saguaro.engine.attention import SDPAttention
 from saguaro.engine.kv import KVCache, KVPlan
+from saguaro.engine.native import cpu_attention
 from saguaro.engine.pages import PagePool
 from saguaro.engine.request import Request
 from saguaro.engine.rules import Rejection, Rule, SharedNoise
@@ -405,7 +405,7 @@ def new_rig(setting: Setting) -> Rig:
         max_tokens=64 * setting.n_rows,
         lookahead=setting.lookahead if method.drafts else 0,
     )
-    runner = Runner(target, SDPAttention(KVCache(plan, target.spec, CPU, torch.float64)))
+    runner = Runner(target, cpu_attention(KVCache(plan, target.spec, CPU, torch.float64), target.spec))
     rule = RULES[method.verification](Sampler(n_vocab))
     verifier = Watched(runner, rule, n_known=n_vocab, page_size=plan.page_size)
     if isinstance(side.planner, Seer):

@@ -23,10 +23,11 @@ from saguaro.draft.branches import BranchAttention, Fork
 from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.rows import Row
-from saguaro.engine.attention import SDPAttention, slots_of
+from saguaro.engine.attention import slots_of
 from saguaro.engine.graphed import GraphVerifier
 from saguaro.engine.kv import KVCache, KVPlan
 from saguaro.engine.layout import Segment, flatten
+from saguaro.engine.native import cpu_attention
 from saguaro.engine.pages import PagePool
 from saguaro.engine.request import Request
 from saguaro.engine.runner import Runner, make_runner
@@ -436,7 +437,7 @@ def test_a_branch_sees_its_trunk_up_to_the_fork_and_itself(page_size: int, targe
     texts = [[chance.randrange(N_KNOWN) for _ in range(n)] for n in (11, 5, 8)]
     forks = [[11, 8, 9, 11, 7], [5, 5], [3, 8, 1]]
     trunks = [sorted(pages[20 * i : 20 * i + 20], reverse=i == 1) for i in range(3)]
-    runner = Runner(target, SDPAttention(cache))
+    runner = Runner(target, cpu_attention(cache, target.spec))
     segments = [Segment(text, 0, trunk, 1) for text, trunk in zip(texts, trunks, strict=True)]
     runner.forward(flatten(segments, page_size, CPU))
 

@@ -1,0 +1,269 @@
+/* The products and the attention of a model with int8 weights, on a CPU.
+
+   What a row (a token) gives depends on that row alone, to the bit: sums of int8 products are exact, and every float
+   is made by the same instructions in the same order however many rows there are. Rows lie one after the other. Whoever
+   calls has checked shapes; all sizes are counts of elements.
+
+   An input row is rounded to int8 on a scale of its own, and a weight on one scale for each output. Before that both are
+   turned by a Hadamard matrix over `mixed` neighbours, which leaves their product as it is and spreads an input that is
+   far larger than the others, which would else spoil the scale. */
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STEPS 127.0f
+#define LEAST 1e-30f /* a scale, where all is 0 */
+#define SMALL 65536  /* weights; fewer are not worth a second thread */
+
+typedef float f8 __attribute__((vector_size(32), aligned(4)));
+typedef int32_t i8 __attribute__((vector_size(32), aligned(4)));
+
+static inline float sum8(f8 v) {
+    return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
+}
+
+static inline f8 splat(float x) { return (f8){x, x, x, x, x, x, x, x}; }
+
+/* e^x for x <= 88, within 2 units in the last place; e^-87 for anything less */
+static inline f8 exp8(f8 x) {
+    f8 low = splat(-87.0f), magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    i8 is_low = x < low;
+    x = (f8)((is_low & (i8)low) | (~is_low & (i8)x));
+    f8 whole = x * splat(1.44269504f) + magic;
+    i8 n = (i8)whole - (i8)magic;
+    whole -= magic;
+    f8 r = x - whole * splat(0.693359375f) - whole * splat(-2.12194440e-4f);
+    f8 p = splat(1.9875691500e-4f) * r + splat(1.3981999507e-3f);
+    p = p * r + splat(8.3334519073e-3f);
+    p = p * r + splat(4.1665795894e-2f);
+    p = p * r + splat(1.6666665459e-1f);
+    p = p * r + splat(5.0000001201e-1f);
+    p = p * r * r + r + splat(1.0f);
+    return p * (f8)((n + 127) << 23);
+}
+
+/* ---- rounding ---- */
+
+static void turn(float *x, int n, int mixed) {
+    float unit = 1.0f / sqrtf((float)mixed);
+    for (int at = 0; at < n; at += mixed) {
+        float *block = x + at;
+        for (int half = 1; half < mixed; half *= 2)
+            for (int i = 0; i < mixed; i += 2 * half)
+                for (int j = i; j < i + half; j++) {
+                    float a = block[j], b = block[j + half];
+                    block[j] = a + b;
+                    block[j + half] = a - b;
+                }
+        for (int i = 0; i < mixed; i++) block[i] *= unit;
+    }
+}
+
+/* one turned row -> its scale, and its steps: n of them, then zeros up to width */
+static float round_row(const float *x, int n, int width, int16_t *q) {
+    float most = LEAST;
+    int is_odd = 0;
+    for (int i = 0; i < n; i++) {
+        float size = fabsf(x[i]);
+        is_odd |= !(size <= FLT_MAX);
+        most = size > most ? size : most;
+    }
+    float to_steps = STEPS / most;
+    for (int i = 0; i < n; i++) q[i] = (int16_t)__builtin_rintf(x[i] * to_steps);
+    memset(q + n, 0, (width - n) * sizeof(int16_t));
+    return is_odd ? NAN : most / STEPS; /* what is no number gives none */
+}
+
+/* rows of floats -> rows of steps; through an RMS norm first if there is one */
+void round_rows(const float *x, int n_rows, int n, int mixed, const float *norm, float eps, int width, int16_t *q,
+                float *scales) {
+#pragma omp parallel for if (n_rows >= 16)
+    for (int row = 0; row < n_rows; row++) {
+        float *y = malloc(n * sizeof(float));
+        const float *from = x + (size_t)row * n;
+        float scale = 1.0f;
+        if (norm) {
+            f8 squares = splat(0.0f);
+            int i = 0;
+            for (; i + 8 <= n; i += 8) squares += *(const f8 *)(from + i) * *(const f8 *)(from + i);
+            float sum = sum8(squares);
+            for (; i < n; i++) sum += from[i] * from[i];
+            scale = 1.0f / sqrtf(sum / (float)n + eps);
+        }
+        for (int i = 0; i < n; i++) y[i] = norm ? from[i] * scale * norm[i] : from[i];
+        turn(y, n, mixed);
+        scales[row] = round_row(y, n, width, q + (size_t)row * width);
+        free(y);
+    }
+}
+
+/* ---- products ---- */
+
+/* sums[r][c] = row r times output c. Plain loops: compilers make of them what the machine is best at. */
+#define TILE(R)                                                                                                        \
+    static void tile_##R(const int16_t *restrict q, const int8_t *restrict w, int width, int32_t *restrict sums) {     \
+        int32_t sum[R][2] = {{0}};                                                                                     \
+        for (int i = 0; i < width; i++)                                                                                \
+            for (int r = 0; r < R; r++)                                                                                \
+                for (int c = 0; c < 2; c++)                                                                            \
+                    sum[r][c] += (int16_t)w[(size_t)c * width + i] * q[(size_t)r * width + i];                         \
+        memcpy(sums, sum, sizeof sum);                                                                                 \
+    }
+TILE(1)
+TILE(2)
+TILE(3)
+TILE(4)
+TILE(5)
+TILE(6)
+
+typedef void (*tile)(const int16_t *, const int8_t *, int, int32_t *);
+static const tile TILES[] = {0, tile_1, tile_2, tile_3, tile_4, tile_5, tile_6};
+#define MOST_ROWS 6
+
+/* y[row][out] = scale[row] * w_scale[out] * (q @ W^T) + bias[out] + onto[row][out]; bias and onto may be absent. W has
+   an even number of outputs, one more than n_out if that is odd. */
+void multiply(const int16_t *q, const float *scales, int n_rows, const int8_t *w, const float *w_scales, int width,
+              int n_out, const float *bias, const float *onto, float *y) {
+    int n_tiles = (n_rows + MOST_ROWS - 1) / MOST_ROWS;
+#pragma omp parallel for schedule(static) if ((size_t)width * n_out >= SMALL)
+    for (int out = 0; out < n_out; out += 2) {
+        int32_t sums[MOST_ROWS][2];
+        for (int at = 0; at < n_tiles; at++) {
+            int first = at * n_rows / n_tiles, n = (at + 1) * n_rows / n_tiles - first;
+            TILES[n](q + (size_t)first * width, w + (size_t)out * width, width, sums[0]);
+            for (int r = 0; r < n; r++)
+                for (int c = 0; c < 2 && out + c < n_out; c++) {
+                    size_t here = (size_t)(first + r) * n_out + out + c;
+                    float sum = (float)sums[r][c] * (scales[first + r] * w_scales[out + c]);
+                    if (bias) sum += bias[out + c];
+                    y[here] = onto ? onto[here] + sum : sum;
+                }
+        }
+    }
+}
+
+/* ---- between products ---- */
+
+static inline f8 silu_times(f8 gate, f8 up) { return gate / (splat(1.0f) + exp8(-gate)) * up; }
+
+/* silu(gate) * up; both [row][n], gates first, in one row of 2 n */
+void gate(const float *both, int n_rows, int n, float *y) {
+#pragma omp parallel for if (n_rows >= 16)
+    for (int row = 0; row < n_rows; row++) {
+        const float *gates = both + (size_t)row * 2 * n, *ups = gates + n;
+        float *out = y + (size_t)row * n;
+        int i = 0;
+        for (; i + 8 <= n; i += 8) *(f8 *)(out + i) = silu_times(*(const f8 *)(gates + i), *(const f8 *)(ups + i));
+        for (; i < n; i++) out[i] = silu_times(splat(gates[i]), splat(ups[i]))[0];
+    }
+}
+
+static void norm_head(float *x, int d, const float *norm, float eps) {
+    float sum = 0.0f;
+    for (int i = 0; i < d; i++) sum += x[i] * x[i];
+    float scale = 1.0f / sqrtf(sum / (float)d + eps);
+    for (int i = 0; i < d; i++) x[i] *= scale * norm[i];
+}
+
+/* heads [row][n_q + 2 n_kv][d], changed: norms of their own if there are any, rotation by cos and sin [row][d] (sin
+   negative on the first half); keys and values go to memory [slot][2 n_kv][d] */
+void turn_heads(float *heads, int n_rows, int n_q, int n_kv, int d, const float *q_norm, const float *k_norm, float eps,
+                const float *cosines, const float *sines, float *memory, const int64_t *slots) {
+    int n_all = n_q + 2 * n_kv, half = d / 2;
+    for (int row = 0; row < n_rows; row++) {
+        float *here = heads + (size_t)row * n_all * d;
+        const float *c = cosines + (size_t)row * d, *s = sines + (size_t)row * d;
+        for (int head = 0; head < n_q + n_kv; head++) {
+            float *x = here + (size_t)head * d;
+            if (q_norm) norm_head(x, d, head < n_q ? q_norm : k_norm, eps);
+            for (int i = 0; i < half; i++) {
+                float a = x[i], b = x[i + half];
+                x[i] = a * c[i] + b * s[i];
+                x[i + half] = b * c[i + half] + a * s[i + half];
+            }
+        }
+        memcpy(memory + (size_t)slots[row] * 2 * n_kv * d, here + (size_t)n_q * d, 2 * n_kv * d * sizeof(float));
+    }
+}
+
+/* ---- attention ---- */
+
+/* One query of one head over n_keys keys, key j of it at memory[slots[j]][head]; d a multiple of 8; room for n_keys + 7
+   scores. */
+static void attend_one(const float *q, const float *keys, const float *values, size_t stride, const int32_t *slots,
+                       int n_keys, int d, float scale, float *scores, float *out) {
+    int j = 0;
+    for (; j + 4 <= n_keys; j += 4) { /* four sums at a time: each waits for itself alone */
+        const float *a = keys + slots[j] * stride, *b = keys + slots[j + 1] * stride;
+        const float *c = keys + slots[j + 2] * stride, *e = keys + slots[j + 3] * stride;
+        f8 sum_a = splat(0.0f), sum_b = sum_a, sum_c = sum_a, sum_e = sum_a;
+        for (int i = 0; i < d; i += 8) {
+            f8 x = *(const f8 *)(q + i);
+            sum_a += x * *(const f8 *)(a + i);
+            sum_b += x * *(const f8 *)(b + i);
+            sum_c += x * *(const f8 *)(c + i);
+            sum_e += x * *(const f8 *)(e + i);
+        }
+        scores[j] = sum8(sum_a) * scale;
+        scores[j + 1] = sum8(sum_b) * scale;
+        scores[j + 2] = sum8(sum_c) * scale;
+        scores[j + 3] = sum8(sum_e) * scale;
+    }
+    for (; j < n_keys; j++) {
+        const float *key = keys + slots[j] * stride;
+        f8 sum = splat(0.0f);
+        for (int i = 0; i < d; i += 8) sum += *(const f8 *)(q + i) * *(const f8 *)(key + i);
+        scores[j] = sum8(sum) * scale;
+    }
+    for (; j % 8; j++) scores[j] = -INFINITY;
+    f8 tops = *(f8 *)scores;
+    for (j = 8; j < n_keys; j += 8) {
+        f8 next = *(f8 *)(scores + j);
+        i8 is_more = next > tops;
+        tops = (f8)((is_more & (i8)next) | (~is_more & (i8)tops));
+    }
+    float most = tops[0];
+    for (int i = 1; i < 8; i++) most = tops[i] > most ? tops[i] : most;
+    f8 total = splat(0.0f);
+    for (j = 0; j < n_keys; j += 8) {
+        f8 weight = exp8(*(f8 *)(scores + j) - splat(most));
+        *(f8 *)(scores + j) = weight;
+        total += weight;
+    }
+    memset(out, 0, d * sizeof(float));
+    for (int from = 0; from < d; from += 64) {
+        int n = d - from < 64 ? (d - from) / 8 : 8;
+        f8 sum[8];
+        for (int i = 0; i < n; i++) sum[i] = splat(0.0f);
+        for (j = 0; j < n_keys; j++) {
+            const float *value = values + slots[j] * stride + from;
+            f8 weight = splat(scores[j]);
+            for (int i = 0; i < n; i++) sum[i] += weight * *(const f8 *)(value + 8 * i);
+        }
+        f8 share = splat(1.0f / sum8(total));
+        for (int i = 0; i < n; i++) *(f8 *)(out + from + 8 * i) = sum[i] * share;
+    }
+}
+
+/* q [token][stride_q], heads first, -> out [token][n_q][d]. Token t belongs to text[t] and sees its first seen[t] keys;
+   key j of a text lies in memory [slot][2 n_kv][d] at slots[text][j], keys before values. */
+void attend(const float *q, int stride_q, int n_tokens, int n_q, int n_kv, int d, const float *memory,
+            const int32_t *slots, int longest, const int32_t *text, const int32_t *seen, float *out) {
+    size_t stride = (size_t)2 * n_kv * d;
+    float scale = 1.0f / sqrtf((float)d);
+#pragma omp parallel
+    {
+        float *scores = malloc((longest + 8) * sizeof(float));
+#pragma omp for schedule(dynamic, 1)
+        for (int at = 0; at < n_tokens * n_q; at++) {
+            int token = at / n_q, head = at % n_q, kv = head / (n_q / n_kv);
+            attend_one(q + (size_t)token * stride_q + (size_t)head * d, memory + (size_t)kv * d,
+                       memory + (size_t)(n_kv + kv) * d, stride, slots + (size_t)text[token] * longest, seen[token], d,
+                       scale, scores, out + (size_t)at * d);
+        }
+        free(scores);
+    }
+}

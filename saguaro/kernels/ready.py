@@ -1,0 +1,45 @@
+"""From a loaded model to one that runs: its weights in the form and the dtype that suit the device."""
+
+import torch
+
+from saguaro.errors import ConfigError
+from saguaro.kernels import int8, native
+from saguaro.model.packed import Float32Products, Float32Weight, pack_
+from saguaro.model.transformer import Transformer
+
+
+def ready(model: Transformer, dtype: torch.dtype) -> Transformer:
+    """The model with weights of this dtype, packed in place where that is faster."""
+    if dtype == torch.int8:
+        check_int8(model.device)
+        pack_(model, int8.Int8Weight, int8.Int8Products(), dtype)
+    elif dtype == torch.float32 and model.device.type == "cpu" and torch.backends.mkldnn.is_available():
+        pack_(model, Float32Weight, Float32Products(), dtype)
+    return model
+
+
+def fastest(device: torch.device) -> torch.dtype:
+    """The dtype of weights that is fastest: bfloat16 on a GPU; on a CPU int8 where that can be, or else float32."""
+    if device.type != "cpu":
+        return torch.bfloat16
+    return torch.int8 if native.is_there() else torch.float32
+
+
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """In what a model with weights of this dtype computes, and keeps keys and values.
+
+    >>> computed_in(torch.int8), computed_in(torch.bfloat16)
+    (torch.float32, torch.bfloat16)
+    """
+    return torch.float32 if dtype == torch.int8 else dtype
+
+
+def check_int8(device: torch.device) -> None:
+    """Raise unless a model can have int8 weights on this device."""
+    remedy = "use float32 or bfloat16"
+    if device.type != "cpu":
+        raise ConfigError(f"dtype is int8 and the device {device}; int8 weights are for a CPU: {remedy}")
+    try:
+        native.library()
+    except ConfigError as e:
+        raise ConfigError(f"dtype is int8, whose kernels are compiled on this machine, and {e}; or {remedy}") from e

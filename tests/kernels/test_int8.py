@@ -1,0 +1,210 @@
+"""int8 weights: rounding, products and attention of cpu.c against plain torch, and rows that do not see one another."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from saguaro.errors import ConfigError
+from saguaro.kernels import int8, native
+from saguaro.kernels.int8 import Int8Products, Int8Weight, Rounded, mixed, round_rows
+from saguaro.kernels.native import at, library
+from saguaro.model.transformer import TORCH, Place, Turn
+
+EPS = 1e-5
+SHAPES = [(64, 96), (576, 960), (99, 33), (160, 7), (1, 1)]  # inputs, outputs
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def hadamard(n: int) -> Tensor:  # [n, n]
+    turn = torch.ones(1, 1)
+    while len(turn) < n:
+        turn = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), turn)
+    return turn / math.sqrt(n)
+
+
+def turned(x: Tensor) -> Tensor:  # [T, n]
+    size = mixed(x.shape[1])
+    return (x.reshape(-1, size) @ hadamard(size)).view_as(x)
+
+
+def heavy(x: Tensor) -> Tensor:
+    """The same with one input far larger than the others."""
+    x = x.clone()
+    x[:, x.shape[1] // 2] *= 60
+    return x
+
+
+@pytest.mark.parametrize("n", [64, 576, 99, 1])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_rows_are_turned_and_rounded(n: int, has_norm: bool) -> None:
+    x, norm = draw(5, n), 1 + draw(n, seed=1) / 4
+    rounded = round_rows(x, norm, EPS) if has_norm else round_rows(x)
+    expected = turned(F.rms_norm(x, (n,), norm, EPS) if has_norm else x)
+    scales = expected.abs().amax(1) / 127
+    torch.testing.assert_close(rounded.scales, scales, rtol=1e-5, atol=0)
+    steps = expected / scales[:, None]
+    assert (rounded.steps[:, :n] - steps).abs().max() <= 0.5 + 1e-3
+    assert rounded.steps[:, :n].abs().amax(1).tolist() == [127] * 5
+    assert not rounded.steps[:, n:].any()
+
+
+def test_zeros_stay_zeros_and_what_is_no_number_stays_none() -> None:
+    by, weight = Int8Products(), Int8Weight(draw(8, 64))
+    x = torch.zeros(2, 64)
+    x[1, 3] = math.nan
+    y = by.read(by.begin(x, torch.ones(64), EPS), weight, None, torch.float32)
+    assert y[0].tolist() == [0.0] * 8
+    assert y[1].isnan().all()
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 5, 6, 7, 13, 64])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_are_exact_sums(shape: tuple[int, int], n_rows: int) -> None:
+    (n_in, n_out), by = shape, Int8Products()
+    weight, rows, bias = Int8Weight(draw(n_out, n_in)), round_rows(draw(n_rows, n_in, seed=1)), draw(n_out, seed=2)
+    onto = draw(n_rows, n_out, seed=3)
+    sums = rows.steps.long() @ weight.steps[:n_out].long().t()
+    expected = onto + (sums.float() * (rows.scales[:, None] * weight.scales) + bias)
+    torch.testing.assert_close(by._multiply(rows, weight, bias, onto), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_product_is_near_that_of_floats(shape: tuple[int, int]) -> None:
+    (n_in, n_out), by = shape, Int8Products()
+    matrix, x = draw(n_out, n_in), heavy(draw(4, n_in, seed=1))
+    exact = TORCH.read(TORCH.begin(x, torch.ones(n_in), EPS), matrix.t(), None, torch.float32)
+    found = by.read(by.begin(x, torch.ones(n_in), EPS), Int8Weight(matrix), None, torch.float32)
+    assert (found - exact).norm() <= 0.03 * exact.norm()
+
+
+def test_an_input_far_larger_than_the_others_does_not_spoil_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix, x, by = draw(96, 576), heavy(draw(4, 576, seed=1)), Int8Products()
+    matrix[:, 288] = 0  # it is not even used
+    errors = []
+    for most in (128, 1):
+        monkeypatch.setattr(int8, "MOST_MIXED", most)
+        found = by._multiply(round_rows(x), Int8Weight(matrix), None, None)
+        errors.append(float((found - x @ matrix.t()).norm()))
+    assert errors[0] < errors[1] / 3
+
+
+@pytest.mark.parametrize("n", [64, 1536, 33])
+def test_gates(n: int) -> None:
+    both = draw(3, 2 * n) * 20
+    found = torch.empty(3, n)
+    library().gate(at(both), 3, n, at(found))
+    gate, up = both.chunk(2, 1)
+    torch.testing.assert_close(found, F.silu(gate) * up, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_heads_are_turned_and_stored(has_norm: bool) -> None:
+    n_q, n_kv, d, n_hidden = 6, 2, 16, 32
+    by, slots = Int8Products(), torch.tensor([5, 0, 3])
+    angle = draw(3, d // 2, seed=4)
+    cos, sin = torch.cat((angle.cos(),) * 2, 1)[:, None], torch.cat((-angle.sin(), angle.sin()), 1)[:, None]
+    q_norm, k_norm = (1 + draw(d, seed=5) / 4, 1 + draw(d, seed=6) / 4) if has_norm else (None, None)
+    turn = Turn(n_q, q_norm, k_norm, EPS, cos, sin)
+    stream, weight = by.begin(draw(3, n_hidden), torch.ones(n_hidden), EPS), Int8Weight(draw(160, n_hidden, seed=1))
+    memory = torch.full((8, 2 * n_kv, d), math.nan)
+    q = by.read_heads(stream, weight, None, turn, Place(memory, slots))
+    heads = by.read(stream, weight, None, torch.float32).view(3, n_q + 2 * n_kv, d)
+    expected_q, expected_kv = turn(heads)
+    torch.testing.assert_close(q, expected_q, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(memory[slots], expected_kv, rtol=1e-5, atol=1e-5)
+    assert memory[[1, 2, 4, 6, 7]].isnan().all()
+
+
+@pytest.mark.parametrize(("n_q", "n_kv", "d"), [(4, 2, 16), (9, 3, 64), (4, 4, 24), (2, 1, 128)])
+def test_attention(n_q: int, n_kv: int, d: int) -> None:
+    """Two texts scattered over a memory that is NaN elsewhere."""
+    memory = torch.full((64, 2 * n_kv, d), math.nan)
+    places = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+    slots = torch.stack((places[:21], torch.cat((places[21:34], places[:8]))))
+    memory[places[:34]] = draw(34, 2 * n_kv, d)
+    text, seen = torch.tensor([0, 0, 0, 1]).int(), torch.tensor([19, 20, 21, 13]).int()
+    slots = slots.int()
+    wide = draw(4, n_q + 2, d, seed=2)  # queries are the first heads of a wider tensor
+    found = torch.empty(4, n_q * d)
+    library().attend(
+        wide.data_ptr(), wide.stride(0), 4, n_q, n_kv, d, at(memory), at(slots), 21, at(text),
+        at(seen), at(found),
+    )  # fmt: skip
+    for token in range(4):
+        kv = memory[slots[text[token]][: int(seen[token])]].transpose(0, 1)[None]  # [1, 2 * n_kv, keys, d]
+        q = wide[token, :n_q][None, :, None]
+        expected = F.scaled_dot_product_attention(q, kv[:, :n_kv], kv[:, n_kv:], enable_gqa=True)
+        torch.testing.assert_close(found[token], expected.flatten(), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_do_not_see_one_another() -> None:
+    """To the bit: alone, among others, in another place."""
+    by, weight, norm = Int8Products(), Int8Weight(draw(97, 576)), 1 + draw(576, seed=1) / 4
+    x = draw(70, 576, seed=2)
+    together = by.read(by.begin(x, norm, EPS), weight, None, torch.float32)
+    for start, stop in [(0, 1), (69, 70), (3, 8), (10, 16), (1, 70)]:
+        apart = by.read(by.begin(x[start:stop], norm, EPS), weight, None, torch.float32)
+        assert torch.equal(apart, together[start:stop])
+
+
+def test_threads_do_not_matter() -> None:
+    weight, rows = Int8Weight(draw(960, 576)), round_rows(draw(5, 576, seed=1))
+    before, found = torch.get_num_threads(), []
+    try:
+        for n in (1, 2):
+            torch.set_num_threads(n)
+            found.append(Int8Products()._multiply(Rounded(rows.steps, rows.scales), weight, None, None))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
+class TestLibrary:
+    """A machine without a compiler, a compiler that fails, a package that cannot be written to."""
+
+    @pytest.fixture(autouse=True)
+    def fresh(self) -> object:
+        native.library.cache_clear()
+        yield
+        native.library.cache_clear()
+
+    def test_without_a_compiler(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(native, "COMPILERS", ("no-such-compiler",))
+        assert not native.is_there()
+        with pytest.raises(ConfigError, match=r"no C compiler \(no-such-compiler\) was found; install gcc or clang"):
+            library()
+
+    def test_a_source_that_does_not_compile(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        broken = tmp_path / "cpu.c"
+        broken.write_text("int main( {")
+        monkeypatch.setattr(native, "SOURCE", broken)
+        with pytest.raises(ConfigError, match=r"could not compile cpu.c: .*error"):
+            library()
+        assert not list(tmp_path.rglob("*.so"))
+
+    def test_it_is_compiled_once(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        copy = tmp_path / "cpu.c"
+        copy.write_bytes(native.SOURCE.read_bytes())
+        monkeypatch.setattr(native, "SOURCE", copy)
+        library()
+        (made,) = tmp_path.rglob("*.so")
+        written = made.stat().st_mtime_ns
+        native.library.cache_clear()
+        library()
+        assert made.stat().st_mtime_ns == written
+
+    def test_a_package_that_cannot_be_written_to(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        copy = tmp_path / "cpu.c"
+        copy.write_bytes(native.SOURCE.read_bytes())
+        (tmp_path / "__pycache__").write_text("no folder")
+        monkeypatch.setattr(native, "SOURCE", copy)
+        both, found = draw(1, 2), torch.empty(1, 1)
+        library().gate(at(both), 1, 1, at(found))
+        torch.testing.assert_close(found[0, 0], F.silu(both[0, 0]) * both[0, 1])
