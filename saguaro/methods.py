@@ -21,6 +21,7 @@ from saguaro.engine.graphs import bucket
 from saguaro.engine.kv import KVPlan
 from saguaro.engine.sampler import Sampler
 from saguaro.errors import ConfigError
+from saguaro.kernels.best import ranker_for
 from saguaro.kernels.bundle import Kernels
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide
@@ -99,7 +100,7 @@ def _graph_drafter(config: DraftConfig, model: Transformer, eager: ModelDrafter,
 
 
 def _model_drafter(config: DraftConfig, model: Transformer, kernels: Kernels | None) -> ModelDrafter:
-    sampler = Sampler(config.n_vocab)
+    sampler = Sampler(config.n_vocab, ranker_for(model.device))
     n_candidates = config.budget + 1 if config.planner != "nothing" else 1  # one more: what is in flight is no bonus
     guess: Guesser = SharedGuess(sampler, n_candidates)
     if config.verification == "rejection":

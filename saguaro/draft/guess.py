@@ -54,8 +54,7 @@ class SharedGuess:
 
     def __call__(self, logits: Tensor, places: Sequence[Place], drafts: Sequence[int] | None) -> Guess:
         """See Guesser."""
-        logits = self._sampler.shape(logits, places)[:, : self._sampler.n_known]
-        candidates, scores = sampling.rank(logits, rules(places, logits.device), self.n_candidates)
+        candidates, scores = self._sampler.rank(logits, places, self.n_candidates)
         return Guess(candidates[:, 0], candidates, scores, None)
 
 

@@ -5,26 +5,24 @@ tokens, so penalties and limits count those as written.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from saguaro.algo.sampling import NEVER, Rules, choose, penalise
+from saguaro.algo.sampling import NEVER, Rules, choose, penalise, rank
 from saguaro.config import SamplingParams
 from saguaro.engine.request import Request
+from saguaro.kernels.best import Ranker
 from saguaro.types import TokenLogprobs
 
 Place = tuple[Request, Sequence[int]]  # a request, and the speculated tokens before this logit
 
 
-Chooser = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]  # saguaro.kernels.sample.choose
-
-
 class Sampler:
     """Chooses tokens; holds nothing but the vocabulary's size, and a kernel for plain requests if there is one."""
 
-    def __init__(self, n_known: int, kernel: Chooser | None = None) -> None:
+    def __init__(self, n_known: int, kernel: Ranker | None = None) -> None:
         self.n_known = n_known  # ids the tokenizer knows; rows of the head beyond it are padding
         self._kernel = kernel
 
@@ -33,12 +31,22 @@ class Sampler:
         each = rules(places, logits.device)
         if self._kernel is None:
             return choose(self.shape(logits, places), each)
-        tokens = self._kernel(logits, each.temperature, each.seeds, each.positions, self.n_known)
-        odd = [index for index, (request, _) in enumerate(places) if not is_plain(request.params)]
+        tokens = self._kernel(logits, each.temperature, each.seeds, each.positions, self.n_known, 1)[0][:, 0]
+        at, odd = _odd(places, logits.device)
         if odd:
-            at = torch.tensor(odd, device=logits.device)
-            tokens[at] = choose(self.shape(logits[at], [places[index] for index in odd]), each.select(at))
+            tokens[at] = choose(self.shape(logits[at], odd), each.select(at))
         return tokens
+
+    def rank(self, logits: Tensor, places: Sequence[Place], n: int) -> tuple[Tensor, Tensor]:  # [L, V] -> [L, n] twice
+        """The n likeliest to be the target's token at every place, best first, and their scores; logits may change."""
+        each, n = rules(places, logits.device), min(n, self.n_known)
+        if self._kernel is None:
+            return rank(self.shape(logits, places)[:, : self.n_known], each, n)
+        tokens, scores = self._kernel(logits, each.temperature, each.seeds, each.positions, self.n_known, n)
+        at, odd = _odd(places, logits.device)
+        if odd:
+            tokens[at], scores[at] = rank(self.shape(logits[at], odd)[:, : self.n_known], each.select(at), n)
+        return tokens, scores
 
     def shape(self, logits: Tensor, places: Sequence[Place]) -> Tensor:  # [L, V], changed in place
         """Penalties, bias and bans applied, and padding of the vocabulary struck out."""
@@ -47,6 +55,12 @@ class Sampler:
         for index, (request, before) in enumerate(places):
             adjust(logits[index], request, before)
         return logits
+
+
+def _odd(places: Sequence[Place], device: torch.device) -> tuple[Tensor, list[Place]]:
+    """The places of requests that are not plain, and where they are."""
+    odd = [index for index, (request, _) in enumerate(places) if not is_plain(request.params)]
+    return torch.tensor(odd, device=device), [places[index] for index in odd]
 
 
 def is_plain(params: SamplingParams) -> bool:

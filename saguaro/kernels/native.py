@@ -29,6 +29,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "gate": [_P, _I, _I, _P],
     "turn_heads": [_P, _I, _I, _I, _I, _P, _P, _F, _P, _P, _P, _P],
     "attend": [_P, _I, _I, _I, _I, _I, _P, _P, _I, _P, _P, _P],
+    "rank": [_P, _I, _I, _I, _P, _P, _P, _I, _I, _P, _P],
 }
 
 

@@ -25,6 +25,7 @@ from saguaro.engine.sampler import Sampler
 from saguaro.engine.scheduler import Scheduler
 from saguaro.engine.verifier import EagerVerifier, Verifier
 from saguaro.errors import CapacityError, ConfigError
+from saguaro.kernels.best import ranker_for
 from saguaro.kernels.bundle import kernels_for
 from saguaro.kernels.ready import fastest
 from saguaro.methods import Method, draft_side, find_method
@@ -142,7 +143,7 @@ class Assembly:
         model = self.target.model
         kernels = kernels_for(model.device)
         cache = KVCache(kv, model.spec, model.device, model.dtype)
-        sampler = Sampler(self.n_known, kernels.choose if kernels else None)
+        sampler = Sampler(self.n_known, kernels.rank if kernels else ranker_for(model.device))
         is_shared = self.method.verification == "shared"
         eager = EagerVerifier(
             make_runner(model, cache, kernels, kv.longest),

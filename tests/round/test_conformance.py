@@ -127,7 +127,7 @@ def new_rig(
         max_tokens=max_tokens,
         lookahead=lookahead if method.drafts else 0,
     )
-    rule = RULES[method.verification](Sampler(N_KNOWN, kernels.choose if kernels else None))
+    rule = RULES[method.verification](Sampler(N_KNOWN, kernels.rank if kernels else None))
     runner = make_runner(target, cache, kernels, SPEC.max_length)
     eager_verifier = EagerVerifier(runner, rule, n_known=N_KNOWN, page_size=page_size)
     verifier: Verifier = eager_verifier
