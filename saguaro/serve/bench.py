@@ -21,12 +21,11 @@ from saguaro import __version__, rng
 from saguaro.config import SamplingParams
 from saguaro.errors import ConfigError
 from saguaro.serve import cli
-from saguaro.serve.entrant import Entrant, results, table, verdict
+from saguaro.serve.entrant import Entrant, method_of, placement, results, table, verdict
 from saguaro.serve.lineup import encoder, lineup, method_names
 from saguaro.serve.llm import LLM
 from saguaro.serve.metrics import OutputFile
-from saguaro.serve.peer import NAME as PEER
-from saguaro.serve.peer import Peer, check_peer
+from saguaro.serve.peer import LLAMA, LlamaCpp, Peer, check_peer, gguf_of
 from saguaro.serve.progress import progress_bar
 from saguaro.serve.prompts import read_prompts
 
@@ -38,8 +37,8 @@ def bench(command: cli.Bench) -> int:
     params = command.sampling.params()
     names = method_names(command.methods, command.engine.config())
     texts = _texts(command)
-    if command.peer:
-        check_peer(command.which.model, params)
+    for peer in command.peer:
+        check_peer(peer, command.which.model, params)
     if command.json:
         OutputFile(command.json, keep=True).close()
     encode = encoder(texts, command.chat)
@@ -47,9 +46,10 @@ def bench(command: cli.Bench) -> int:
         runs = {entrant.name: _ours(entrant.llm) for entrant in entrants if entrant.llm}
         ar = entrants[0].llm
         assert ar is not None
-        if command.peer:
-            entrants.append(Entrant(PEER, None, is_comparable=params.temperature == 0))
-            runs[PEER] = _theirs(ar)
+        for peer in command.peer:
+            entrants.append(Entrant(peer, None, is_comparable=params.temperature == 0))
+            with placement(peer):
+                runs[peer] = _theirs(peer, ar, max(map(len, prompts)) + (params.max_tokens or 0))
         _measure(entrants, runs, prompts, _seeded(params, len(prompts)), command.batch)
         rows, circumstances = results(entrants), _circumstances(command, ar, names, len(prompts))
     Console().print(table(rows))
@@ -93,11 +93,16 @@ def _ours(llm: LLM) -> Run:
     return lambda prompts, params: [result.token_ids for result in llm.generate(prompts, params)]
 
 
-def _theirs(llm: LLM) -> Run:
-    """transformers, warmed up; a group is padded on the left and generated together, under its first prompt's seed."""
-    model = llm.engine.loaded.model
-    peer = Peer(llm.engine.loaded.path, model.dtype, model.device)
-    peer.generate(llm.engine.tokenizer.encode("Count from one to ten."), 8)
+def _theirs(name: str, llm: LLM, longest: int) -> Run:
+    """A peer, warmed up. transformers pads a group and generates it together, under its first prompt's seed."""
+    model, path = llm.engine.loaded.model, llm.engine.loaded.path
+    warm_up = llm.engine.tokenizer.encode("Count from one to ten.")
+    if method_of(name) == LLAMA:
+        other = LlamaCpp(gguf_of(path), torch.get_num_threads(), longest + 8)
+        other.generate([warm_up], [SamplingParams(temperature=0, max_tokens=8)])
+        return other.generate
+    peer = Peer(path, model.dtype, model.device)
+    peer.generate(warm_up, 8)
     return lambda prompts, params: peer.generate_batch(prompts, params[0])
 
 
@@ -110,8 +115,7 @@ def _circumstances(command: cli.Bench, llm: LLM, names: Sequence[str], n_prompts
         "num_prompts": n_prompts,
         "batch": command.batch,
         "chat": command.chat,
-        "peer": command.peer,
-        "peer_batching": "padded on the left, together" if command.peer else None,
+        "peer": list(command.peer),
     }
     found = {
         "model": llm.engine.loaded.name,

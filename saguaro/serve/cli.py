@@ -134,7 +134,8 @@ class Bench:
     """Measure several methods on the same prompts, side by side; ar always runs and is what they must equal."""
 
     methods: str | None = None
-    """Comma-separated. Without it: sd,ssd if there is a draft, else ngram."""
+    """Comma-separated, each perhaps with @ and the cores it may use, such as ar@1,ar@2,ssd. Without it: sd,ssd if there
+    is a draft, else ngram."""
     prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
     """Files of prompts, as for generate; of several, prompts are taken in turn. Without any, 20 of our own."""
     num_prompts: int = 20
@@ -145,8 +146,9 @@ class Bench:
     """Through the model's chat template, where it has one."""
     json: Path | None = None
     """Write results and circumstances to this file."""
-    peer: Literal["transformers"] | None = None
-    """Measure this one too, on the same weights, dtype and threads; a batch is padded on the left."""
+    peer: Repeatable[tuple[str, ...]] = ()
+    """Measure this one too: transformers, on the same weights in the dtype we compute in (a batch is padded on the
+    left), or llama.cpp, on the same .gguf file, by llama-cpp-python; perhaps with @ and cores."""
     which: Flat[ModelArgs] = field(default_factory=ModelArgs)
     engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
     sampling: Flat[SamplingArgs] = field(default_factory=lambda: SamplingArgs(temperature=0.0, max_tokens=128, seed=0))

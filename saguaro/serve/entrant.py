@@ -9,6 +9,8 @@ import torch
 from rich import box
 from rich.table import Table
 
+from saguaro.engine.placement import Placement, usable_cores
+from saguaro.errors import ConfigError
 from saguaro.serve.llm import LLM
 from saguaro.serve.metrics import Summary
 
@@ -19,7 +21,7 @@ P = ParamSpec("P")
 class Entrant:
     """One method and what it has shown so far."""
 
-    name: str
+    name: str  # of a method or a peer, perhaps with @ and the cores it runs on
     llm: LLM | None  # None: the peer
     is_comparable: bool  # token for token with ar; else only by its law
     summary: Summary | None = None
@@ -28,9 +30,10 @@ class Entrant:
 
     def run(self, generate: Callable[P, list[list[int]]], *args: P.args, **kwargs: P.kwargs) -> None:
         """Time a call that generates, and keep what it gave: tokens, output by output."""
-        began = time.perf_counter()
-        outputs = generate(*args, **kwargs)
-        self.seconds += time.perf_counter() - began
+        with placement(self.name):
+            began = time.perf_counter()
+            outputs = generate(*args, **kwargs)
+            self.seconds += time.perf_counter() - began
         self.outputs += outputs
 
     def watch(self) -> None:
@@ -51,9 +54,39 @@ class Entrant:
 
 
 def results(entrants: Sequence[Entrant]) -> list[dict[str, Any]]:
-    """What each entrant has shown, for tables and JSON; null is what does not apply to it."""
-    by_name = {entrant.name: entrant for entrant in entrants}
-    return [_result(entrant, by_name["ar"], by_name.get("sd")) for entrant in entrants]
+    """What each entrant has shown, for tables and JSON; null is what does not apply to it. The first is an ar."""
+    sd = next((entrant for entrant in entrants if method_of(entrant.name) == "sd"), None)
+    return [_result(entrant, entrants[0], sd) for entrant in entrants]
+
+
+def method_of(name: str) -> str:
+    """The method, or the peer, of an entrant's name.
+
+    >>> method_of("ar@1"), method_of("ssd")
+    ('ar', 'ssd')
+    """
+    return name.partition("@")[0]
+
+
+def cores_of(name: str) -> int | None:
+    """How many cores an entrant's name gives it; None: all there are.
+
+    >>> cores_of("ar@1"), cores_of("ssd")
+    (1, None)
+    """
+    _, is_given, n = name.partition("@")
+    if not is_given:
+        return None
+    most = len(usable_cores())
+    if not n.isdecimal() or not 1 <= int(n) <= most:
+        raise ConfigError(f"{name!r} asks for {n or 'no'} cores; after @ stands a number from 1 to {most}")
+    return int(n)
+
+
+def placement(name: str) -> Placement:
+    """The cores and threads of an entrant."""
+    n = cores_of(name)
+    return Placement() if n is None else Placement(frozenset(usable_cores()[:n]), n)
 
 
 def first_difference(entrant: Entrant, ar: Entrant) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from saguaro.errors import ConfigError, TokenizerMismatch
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.serve import cli
 from saguaro.serve.assembly import choose_method
-from saguaro.serve.entrant import Entrant
+from saguaro.serve.entrant import Entrant, cores_of, method_of, placement
 from saguaro.serve.llm import LLM
 
 LOADER_KV = "64MiB"  # of the engine that only holds the weights
@@ -23,15 +23,17 @@ WARM_UP = "Count slowly from one to ten, and then say what comes after ten."
 
 
 def method_names(methods: str | None, engine: EngineConfig) -> list[str]:
-    """The methods of a comma-separated list, ar first; without a list, those that can be compared."""
+    """The methods of a comma-separated list, each perhaps with @ and cores, ar first; without one, the usual ones."""
     if engine.method != "auto":
         raise ConfigError(f"method is {engine.method!r}; several are compared here: give --methods {engine.method}")
     if methods is None:
         methods = "sd,ssd" if engine.draft is not None else "ngram"
     names = [name.strip() for name in methods.split(",") if name.strip()]
     for name in names:
-        choose_method(replace(engine, method=name))  # refuses one that is not known or lacks a draft
-    return list(dict.fromkeys(["ar", *names]))
+        choose_method(replace(engine, method=method_of(name)))  # refuses one that is not known or lacks a draft
+        cores_of(name)
+    first = [name for name in names if method_of(name) == "ar"] or ["ar"]
+    return list(dict.fromkeys([*first, *names]))
 
 
 @contextmanager
@@ -63,7 +65,8 @@ def lineup(
             settings["kv_memory"] = _kv_memory(base, config, longest, n_together)
         entrants = []
         for name in names:
-            llm = stack.enter_context(base.sibling(**{**settings, "method": name}))
+            with placement(name):  # a draft in a process of its own gets its cores now
+                llm = stack.enter_context(base.sibling(**{**settings, "method": method_of(name)}))
             entrants.append(Entrant(name, llm, _is_comparable(llm, params)))
         for entrant in entrants:
             _warm_up(entrant, params)
@@ -101,4 +104,5 @@ def _warm_up(entrant: Entrant, params: SamplingParams) -> None:
     """Pay what is paid once: lazy loading, a draft's start, memory touched for the first time."""
     assert entrant.llm is not None
     short = replace(params, max_tokens=min(16, params.max_tokens or 16), min_tokens=0)
-    entrant.llm.generate([entrant.llm.engine.tokenizer.encode(WARM_UP)], short)
+    with placement(entrant.name):
+        entrant.llm.generate([entrant.llm.engine.tokenizer.encode(WARM_UP)], short)

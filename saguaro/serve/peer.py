@@ -1,4 +1,4 @@
-"""The peer: Hugging Face transformers on the same folder, dtype, device and threads."""
+"""Peers: Hugging Face transformers on the same folder, dtype and device, and llama.cpp on the same .gguf file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +8,11 @@ import torch
 
 from saguaro.config import SamplingParams
 from saguaro.errors import ConfigError
+from saguaro.model.default import GGUF_NAME
+from saguaro.model.default import NAME as DEFAULT
+from saguaro.serve.entrant import cores_of, method_of
 
-NAME = "transformers"
+NAME, LLAMA = "transformers", "llama.cpp"
 SAME = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "ignore_eos")
 
 
@@ -66,11 +69,60 @@ class Peer:
         return tokens[: end + 1]
 
 
-def check_peer(model: str | None, params: SamplingParams) -> None:
-    """Raise if the peer cannot read the model, or does not know a parameter that is set."""
-    if model is not None and model.endswith(".gguf"):
+class LlamaCpp:
+    """llama.cpp, through llama-cpp-python."""
+
+    def __init__(self, path: Path, n_threads: int, n_context: int) -> None:
+        llama_cpp = _llama_cpp()
+        threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
+        self.model: Any = llama_cpp.Llama(str(path), n_ctx=n_context, verbose=False, **threads)
+
+    def generate(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+        """Continue prompts one after the other; each output ends with its end of text, if any."""
+        return [self._one(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+
+    def _one(self, prompt: list[int], params: SamplingParams) -> list[int]:
+        assert params.max_tokens is not None
+        if params.seed is not None:
+            self.model.set_seed(params.seed % 2**32)
+        tokens: list[int] = []
+        rules = {"top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p}
+        rules |= {"repeat_penalty": params.repetition_penalty, "temp": params.temperature}
+        for token in self.model.generate(prompt, **rules):
+            tokens.append(int(token))
+            is_end = self.model._model.token_is_eog(token) and not params.ignore_eos
+            if is_end or len(tokens) == params.max_tokens:
+                break
+        return tokens
+
+
+def _llama_cpp() -> Any:
+    try:
+        import llama_cpp
+    except ImportError as e:
+        raise ConfigError(f"{LLAMA} is not installed ({e}); pip install llama-cpp-python") from e
+    return llama_cpp
+
+
+def gguf_of(path: Path) -> Path:
+    """The .gguf file of a model: itself, or the one that the default model's folder was made of."""
+    found = path if path.suffix == ".gguf" else path.parent / GGUF_NAME
+    if path.suffix != ".gguf" and path.name != DEFAULT:
+        raise ConfigError(f"model is {str(path)!r}; {LLAMA} reads a .gguf file: give one, or no {LLAMA}")
+    return found
+
+
+def check_peer(peer: str, model: str | None, params: SamplingParams) -> None:
+    """Raise if a peer is not known, cannot read the model, or does not know a parameter that is set."""
+    name = method_of(peer)
+    cores_of(peer)
+    if name not in (NAME, LLAMA):
+        raise ConfigError(f"peer is {peer!r}; peers are {NAME} and {LLAMA}")
+    if name == LLAMA:
+        _llama_cpp()
+    elif model is not None and model.endswith(".gguf"):
         raise ConfigError(f"model is {model!r}; {NAME} is measured on Hugging Face folders: give one, or no peer")
     plain = SamplingParams()
-    for name in SamplingParams.__dataclass_fields__:
-        if name not in SAME and getattr(params, name) != getattr(plain, name):
-            raise ConfigError(f"{name} is {getattr(params, name)!r}; {NAME} knows {', '.join(SAME)}: leave it out")
+    for field in SamplingParams.__dataclass_fields__:
+        if field not in SAME and getattr(params, field) != getattr(plain, field):
+            raise ConfigError(f"{field} is {getattr(params, field)!r}; {name} knows {', '.join(SAME)}: leave it out")

@@ -201,5 +201,5 @@ def test_the_peer_generates_a_batch_as_it_does_one_by_one(tmp_path: Path) -> Non
     end = int(together[0][2])
     peer.model.generation_config.eos_token_id = end
     assert peer.generate(prompts[0], 8, stops=True) == together[0][: together[0].index(end) + 1]
-    check_peer(None, sampled)
+    check_peer("transformers", None, sampled)
     assert peer.logits([1, 2]).dtype == torch.float32
