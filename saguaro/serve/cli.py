@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import tyro
 
-from saguaro.config import EngineConfig, SamplingParams
+from saguaro.config import EngineConfig, SamplingParams, Structured
 from saguaro.distill.recipe import Recipe
 from saguaro.errors import SaguaroError
 
@@ -56,8 +56,11 @@ class EngineArgs(EngineConfig):
         return EngineConfig(**asdict(self))
 
 
+@dataclass(frozen=True, kw_only=True)
 class SamplingArgs(SamplingParams):
     """How text is decoded."""
+
+    structured: Annotated[Structured | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
 
     def __post_init__(self) -> None:
         """Checked when the parameters are made, so that errors read the same everywhere."""
