@@ -46,7 +46,8 @@ class Structured:
             object.__setattr__(self, "json", _schema(self.json))
         if self.choice is not None:
             object.__setattr__(self, "choice", _all_of(str, "structured.choice", self.choice))
-            _check("structured.choice", self.choice, bool(self.choice) and all(self.choice), "non-empty strings")
+            are_texts = bool(self.choice) and all(text and _is_unicode(text) for text in self.choice)
+            _check("structured.choice", self.choice, are_texts, "a list of non-empty strings")
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             if value is not None:
@@ -294,6 +295,8 @@ class DraftConfig:
     """Tokens the target can say."""
     n_text: int
     """Tokens a text may hold: those, and what pads the target's head."""
+    ends: tuple[int, ...] = ()
+    """The target's end-of-text tokens."""
     max_rows: int
     """Most rows at a time."""
     n_tokens: int
@@ -304,6 +307,9 @@ class DraftConfig:
     """Where the draft's model lives."""
     dtype: str = "float32"
     """Of its weights."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ends", _all_of(int, "ends", self.ends))
 
 
 def build(kind: type[T], **values: Any) -> T:

@@ -4,7 +4,7 @@ Invariant: a mask is a function of the output so far and of nothing else, so tha
 the same for every method, batch and preemption.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saguaro.algo.sampling import NEVER
+from saguaro.config import Structured
 
+Start = Callable[[Structured], "Grammar"]  # the grammar of an output of which nothing is written yet
 Mask = NDArray[Any]  # [>= V / 8] uint8: bit t % 8 of byte t // 8 says whether token t may come
 
 
@@ -28,7 +30,8 @@ class Grammar(Protocol):
 
 
 def forbid(logits: Tensor, rows: Sequence[int], masks: Sequence[Mask], n_vocab: int) -> None:  # [L, V], in place
-    """Strike out, in each of these rows, what its mask does not allow of the first n_vocab tokens.
+    """Strike out, in each of these rows, what its mask does not allow of the first n_vocab tokens. A row in which that
+    would leave nothing stays as it is: a draft with a reduced head may lack all that is allowed.
 
     >>> logits = torch.zeros(2, 3)
     >>> forbid(logits, [1], [np.array([0b101], np.uint8)], 3)
@@ -43,4 +46,6 @@ def forbid(logits: Tensor, rows: Sequence[int], masks: Sequence[Mask], n_vocab: 
         bits = torch.from_numpy(packed).to(logits.device)[..., None] >> torch.arange(8, device=logits.device)
         allowed = (bits & 1).flatten(1)[:, :n_vocab]
     at = torch.tensor(rows, device=logits.device)
-    logits[at, :n_vocab] = logits[at, :n_vocab].masked_fill_(allowed == 0, NEVER)
+    given = logits[at, :n_vocab]
+    kept = given.masked_fill(allowed == 0, NEVER)
+    logits[at, :n_vocab] = torch.where(kept.amax(1, keepdim=True) == NEVER, given, kept)

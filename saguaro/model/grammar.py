@@ -9,7 +9,7 @@ llguidance is imported when the first grammar is asked for.
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,14 +24,14 @@ MAX_CACHED = 64  # compiled grammars kept
 MAX_TRIED = 200  # parts of a schema that are looked at to say where it is wrong
 # A space, or a line and its indentation. Whitespace without end is what small models get lost in; a schema may ask for
 # other whitespace by "x-guidance".
-JSON_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,32})"}
+WHITESPACE = r"( |\n[ \t]{0,32})"
 
 
 class Grammars:
     """Compiles grammars for one tokenizer, each once, and starts outputs. Any thread may use it."""
 
-    def __init__(self, tokenizer: Tokenizer, n_vocab: int, ends: Collection[int]) -> None:
-        self._tokenizer, self._n_vocab = tokenizer, n_vocab
+    def __init__(self, tokenizer: Callable[[], Tokenizer], n_vocab: int, ends: Collection[int]) -> None:
+        self._tokenizer, self._n_vocab = tokenizer, n_vocab  # asked for when the first grammar is
         self._ends = sorted(token for token in ends if token < n_vocab)
         self._compiled: OrderedDict[Structured, Any] = OrderedDict()  # the last used is the last
         self._lock = threading.Lock()  # held to look up, never to compile
@@ -64,17 +64,13 @@ class Grammars:
 
     def _try(self, kind: str, text: str) -> tuple[Any, str]:
         """A compiled grammar, or None and what is wrong."""
-        import llguidance
+        from llguidance import LLMatcher, LLParserLimits
 
         try:
-            if kind == "json":
-                grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS)
-            else:
-                grammar = llguidance.grammar_from(kind, text)
+            grammar = _grammar(kind, text)
         except (ValueError, RecursionError) as e:
             return None, str(e)
-        limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = llguidance.LLMatcher(self._words, grammar, log_level=0, limits=limits)
+        matcher = LLMatcher(self._words, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
         if not matcher.is_error():
             matcher.compute_bitmask()  # one that nothing matches is only noticed here
         return (None, matcher.get_error().strip()) if matcher.is_error() else (matcher, "")
@@ -93,10 +89,25 @@ class Grammars:
 
         if not self._ends:
             raise ConfigError("structured output needs a model with an end-of-text token, and this one has none")
+        tokenizer = self._tokenizer()
         try:
-            return llguidance.hf.from_tokenizer(self._tokenizer.inner, n_vocab=self._n_vocab, eos_token=self._ends)
+            return llguidance.hf.from_tokenizer(tokenizer.inner, n_vocab=self._n_vocab, eos_token=self._ends)
         except ValueError as e:
-            raise ConfigError(f"structured output cannot read the tokenizer {self._tokenizer.name}: {e}") from e
+            raise ConfigError(f"structured output cannot read the tokenizer {tokenizer.name}: {e}") from e
+
+
+def _grammar(kind: str, text: str) -> str:
+    """What llguidance reads."""
+    from llguidance import LLMatcher, grammar_from
+
+    if kind == "json":
+        return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(text)
+    if kind == "choice":
+        ways = " | ".join(json.dumps(way, ensure_ascii=False) for way in json.loads(text))
+        return LLMatcher.grammar_from_lark(f"start: {ways}")
+    return grammar_from("grammar", text)
 
 
 class Matcher:

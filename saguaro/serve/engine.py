@@ -18,7 +18,6 @@ from saguaro.engine.request import Request
 from saguaro.engine.scheduler import Commit
 from saguaro.errors import ConfigError, UnknownRequest
 from saguaro.model.default import Progress
-from saguaro.model.grammar import Grammars
 from saguaro.model.load import Loaded, load
 from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
@@ -69,10 +68,7 @@ class Engine:
         self.memory = parts.memory  # bytes that each part takes
         self.startup = parts.seconds  # that each part took to make
         self._placement = parts.placement
-        spec = loaded.model.spec
-        eos = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
-        self.eos_ids = frozenset(token for token in (*spec.eos_ids, *eos) if 0 <= token < spec.n_vocab)
-        self.grammars = Grammars(tokenizer, self.n_known, self.eos_ids)
+        self.eos_ids, self.grammars = parts.eos_ids, parts.grammars
         self._jobs: dict[str, _Job] = {}
         self._by_request: dict[Request, tuple[_Job, _Output]] = {}
         self._ready: list[Delta] = []  # made and not taken yet
