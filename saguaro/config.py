@@ -45,6 +45,7 @@ class Structured:
         if self.json is not None:
             object.__setattr__(self, "json", _schema(self.json))
         if self.choice is not None:
+            _check("structured.choice", self.choice, not isinstance(self.choice, str), "a list of strings")
             object.__setattr__(self, "choice", _all_of(str, "structured.choice", self.choice))
             are_texts = bool(self.choice) and all(text and _is_unicode(text) for text in self.choice)
             _check("structured.choice", self.choice, are_texts, "a list of non-empty strings")
@@ -367,14 +368,11 @@ def _schema(value: Any) -> str:
     if value is True:
         return '{"type": "object"}'
     try:
-        if isinstance(value, str):
-            json.loads(value)
-            text = value
-        else:
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+        is_object = isinstance(json.loads(text), dict)
     except (ValueError, TypeError, RecursionError) as e:
         raise ConfigError(f"structured.json is {_short(value)}, which is not JSON ({e}); give a JSON schema") from e
-    _check("structured.json", value, isinstance(value, str | Mapping) and _is_unicode(text), "a JSON schema, or True")
+    _check("structured.json", value, is_object and _is_unicode(text), "a JSON schema that is an object, or True")
     return text
 
 

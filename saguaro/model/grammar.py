@@ -10,8 +10,8 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,12 @@ from saguaro.config import Structured
 from saguaro.errors import ConfigError
 from saguaro.model.tokenizer import Tokenizer
 
+T = TypeVar("T")
+
+# Beside llguidance's own: a state takes 1 to 2 kB.
+LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
 MAX_CACHED = 64  # compiled grammars kept
+MAX_RENEWALS = 8  # times one output may have its grammar compiled anew
 MAX_TRIED = 200  # parts of a schema that are looked at to say where it is wrong
 # A space, or a line and its indentation. Whitespace without end is what small models get lost in; a schema may ask for
 # other whitespace by "x-guidance".
@@ -38,7 +43,7 @@ class Grammars:
 
     def start(self, structured: Structured) -> "Matcher":
         """The grammar of an output of which nothing is written yet; raises where there can be none."""
-        return Matcher(self.compile(structured), self._ends, self._n_vocab)
+        return Matcher(self.compile(structured), partial(self._renew, structured), self._ends, self._n_vocab)
 
     def compile(self, structured: Structured) -> Any:
         """llguidance's matcher at the beginning, never moved; ConfigError names what is wrong with a grammar."""
@@ -54,13 +59,19 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return matcher
 
+    def _renew(self, structured: Structured) -> Any:
+        """Compile once more: outputs share the states that a grammar has come through, and so their limit."""
+        with self._lock:
+            self._compiled.pop(structured, None)
+        return self.compile(structured)
+
     def _new(self, structured: Structured) -> Any:
         matcher, why = self._try(structured.kind, structured.text)
         if matcher is not None:
             return matcher
         if structured.kind == "json":
             why = f"{self._where(json.loads(structured.text), why)}{why}"
-        raise ConfigError(f"structured.{structured.kind} cannot be served: {why[:1000]}")
+        raise ConfigError(f"structured.{structured.kind} cannot be served: {_short(why)}")
 
     def _try(self, kind: str, text: str) -> tuple[Any, str]:
         """A compiled grammar, or None and what is wrong."""
@@ -70,10 +81,11 @@ class Grammars:
             grammar = _grammar(kind, text)
         except (ValueError, RecursionError) as e:
             return None, str(e)
-        matcher = LLMatcher(self._words, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # one that nothing matches is only noticed here
-        return (None, matcher.get_error().strip()) if matcher.is_error() else (matcher, "")
+        matcher = LLMatcher(self._words, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        if matcher.is_error():
+            return None, matcher.get_error().strip()
+        matcher.compute_bitmask()
+        return (None, "no text matches it") if matcher.is_error() else (matcher, "")
 
     def _where(self, schema: Any, why: str) -> str:
         """The innermost part of a schema that is wrong in this very way, as `at properties.age: `."""
@@ -110,28 +122,46 @@ def _grammar(kind: str, text: str) -> str:
     return grammar_from("grammar", text)
 
 
+def _short(why: str) -> str:
+    """Both ends of a message: some quote the whole grammar in between."""
+    return why if len(why) <= 1000 else f"{why[:500]} ... {why[-500:]}"
+
+
 class Matcher:
     """The grammar of one output (saguaro.engine.grammar.Grammar)."""
 
-    def __init__(self, beginning: Any, ends: Sequence[int], n_vocab: int) -> None:
-        self._beginning, self._ends = beginning, frozenset(ends)
+    def __init__(self, beginning: Any, renew: Callable[[], Any], ends: Sequence[int], n_vocab: int) -> None:
+        self._renew, self._n_renewals, self._ends = renew, MAX_RENEWALS, frozenset(ends)
         bits = np.zeros(-(-n_vocab // 8) * 8, np.uint8)
         bits[list(ends)] = 1
         self._only_end: NDArray[Any] = np.packbits(bits, bitorder="little")
-        self._restart()
+        self._state, self._text, self._is_exhausted = beginning.deep_copy(), list[int](), False
 
     def mask(self, output: Sequence[int]) -> NDArray[Any]:  # [V / 8] uint8
         """Which tokens may follow; the end alone after what the grammar does not allow, and where a limit is hit."""
-        if self._reach(output):
-            bits = np.frombuffer(self._state.compute_bitmask(), np.uint8)[: len(self._only_end)]
-            if not self._state.is_error():
-                return bits
-            self._restart()
-        return self._only_end
+        return self._ask(self._look, output, self._only_end)
 
     def accepts(self, output: Sequence[int]) -> bool:
         """Whether this output, without its end of text, is complete."""
-        return self._reach(output) and bool(self._state.is_accepting())
+        return self._ask(lambda text: self._reach(text) and bool(self._state.is_accepting()), output, False)
+
+    def _ask(self, question: Callable[[Sequence[int]], T], output: Sequence[int], otherwise: T) -> T:
+        """The answer, from a grammar compiled anew if a limit is hit: others may have used it up."""
+        for _ in range(2):
+            answer = question(output)
+            if not (self._state.is_error() or self._is_exhausted):
+                return answer
+            if self._n_renewals == 0:
+                break
+            self._n_renewals -= 1
+            self._state, self._text = self._renew().deep_copy(), []
+        return otherwise
+
+    def _look(self, output: Sequence[int]) -> NDArray[Any]:
+        return self._bits() if self._reach(output) else self._only_end
+
+    def _bits(self) -> NDArray[Any]:
+        return np.frombuffer(self._state.compute_bitmask(), np.uint8)[: len(self._only_end)]
 
     def _reach(self, output: Sequence[int]) -> bool:
         """Move to this text: take back what differs, then go on as far as the grammar allows; whether to its end."""
@@ -143,13 +173,11 @@ class Matcher:
             del self._text[n:]
         new = output[n:]
         until = next((at for at, token in enumerate(new) if token in self._ends), len(new))
-        self._text += new[: self._state.try_consume_tokens(list(new[:until]))]
-        if self._state.is_error():
-            self._restart()
+        n_taken = self._state.try_consume_tokens(list(new[:until]))
+        self._text += new[:n_taken]
+        # At its limit llguidance refuses a token without an error, though its mask allows it.
+        self._is_exhausted = n_taken < until and bool(self._bits()[new[n_taken] // 8] >> (new[n_taken] % 8) & 1)
         return len(self._text) == len(output)
-
-    def _restart(self) -> None:
-        self._state, self._text = self._beginning.deep_copy(), list[int]()
 
 
 def _parts(schema: Any) -> list[tuple[list[str], Any]]:
