@@ -19,7 +19,7 @@ import jsonschema
 import tyro
 
 from saguaro import LLM, SamplingParams
-from saguaro.engine import sampler
+from saguaro.engine.sampler import Sampler
 from saguaro.model.grammar import Matcher
 from saguaro.serve.metrics import Summary
 from saguaro.serve.results import Result
@@ -147,18 +147,19 @@ def measured(llm: LLM, messages: list[Any], params: list[SamplingParams], batch:
     llm.engine.round.observers.append(summary.add)
     began = time.perf_counter()
     masks = patch.object(Matcher, "mask", spent.watch("masks", Matcher.mask))
-    writes = patch.object(sampler, "forbid", spent.watch("writing", sampler.forbid))
-    with masks, writes:
+    shapes = patch.object(Sampler, "shape", spent.watch("shaping", Sampler.shape))
+    with masks, shapes:
         for start in range(0, len(messages), batch):
             found += llm.chat(messages[start : start + batch], params[start : start + batch])
     seconds, n_tokens = time.perf_counter() - began, sum(len(result.token_ids) for result in found)
     cost = {name: 1e6 * total / n_tokens for name, total in spent.seconds.items()}
-    share = sum(spent.seconds.values()) / seconds
+    share = spent.seconds["shaping"] / seconds
     hits = f", hits {summary.hit_rate:.2f}" if summary.hit_rate is not None else ""
+    pace = f"{n_tokens} tokens in {seconds:.1f} s, {summary.tokens_per_round:.2f} per round{hits}"
     print(
-        f"{llm.engine.method.name}: {n_tokens} tokens in {seconds:.1f} s, {summary.tokens_per_round:.2f} per round{hits}; "
-        f"per token {cost['masks']:.0f} us to make masks and {cost['writing']:.0f} us to write them, "
-        f"{share:.1%} of the time",
+        f"{llm.engine.method.name}: {pace}; "
+        f"per token {cost['masks']:.0f} us to make masks and {cost['shaping'] - cost['masks']:.0f} us to write them "
+        f"into logits, {share:.1%} of the time",
         flush=True,
     )
     return found

@@ -39,13 +39,23 @@ def forbid(logits: Tensor, rows: Sequence[int], masks: Sequence[Mask], n_vocab: 
     tensor([[0., 0., 0.],
             [0., -inf, 0.]])
     """
-    packed = np.stack(masks)  # [R, V / 8]
-    if logits.device.type == "cpu":
-        allowed = torch.from_numpy(np.unpackbits(packed, axis=1, count=n_vocab, bitorder="little"))
-    else:  # the bits travel packed
-        bits = torch.from_numpy(packed).to(logits.device)[..., None] >> torch.arange(8, device=logits.device)
-        allowed = (bits & 1).flatten(1)[:, :n_vocab]
+    (_row_by_row if logits.device.type == "cpu" else together)(logits, rows, masks, n_vocab)
+
+
+def _row_by_row(logits: Tensor, rows: Sequence[int], masks: Sequence[Mask], n_vocab: int) -> None:
+    """For a CPU: one row stays in the core's own cache."""
+    for row, mask in zip(rows, masks, strict=True):
+        may = torch.from_numpy(np.unpackbits(mask, count=n_vocab, bitorder="little").view(np.bool_))
+        kept = logits[row, :n_vocab].where(may, NEVER)
+        if float(kept.amax()) > NEVER:
+            logits[row, :n_vocab] = kept
+
+
+def together(logits: Tensor, rows: Sequence[int], masks: Sequence[Mask], n_vocab: int) -> None:
+    """For a device: the bits travel packed, and nobody waits."""
+    packed = torch.from_numpy(np.stack(masks)).to(logits.device)[..., None]  # [R, V / 8, 1]
+    may = (packed >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1).flatten(1)[:, :n_vocab] == 1
     at = torch.tensor(rows, device=logits.device)
     given = logits[at, :n_vocab]
-    kept = given.masked_fill(allowed == 0, NEVER)
-    logits[at, :n_vocab] = torch.where(kept.amax(1, keepdim=True) == NEVER, given, kept)
+    kept = given.where(may, NEVER)
+    logits[at, :n_vocab] = kept.where(kept.amax(1, keepdim=True) > NEVER, given)

@@ -185,7 +185,7 @@ def test_wishes_are_checked_when_they_are_made(wish: dict[str, Any], message: st
 
 def test_a_schema_that_becomes_too_large_is_refused(tiny: Grammars) -> None:
     ways = [[{"type": "object", "properties": {f"a{i}{j}": {"type": "string"}}} for j in range(3)] for i in range(9)]
-    with pytest.raises(ConfigError, match="structured.json cannot be served: schema too large"):
+    with pytest.raises(ConfigError, match=r"structured\.json cannot be served: schema too large"):
         tiny.compile(Structured(json={"allOf": [{"anyOf": each} for each in ways]}))
 
 
