@@ -10,13 +10,18 @@ import jsonschema
 import pytest
 
 from saguaro import LLM, SamplingParams, Structured
+from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.rows import Rows
+from saguaro.engine.graphed import GraphVerifier
 from saguaro.errors import ConfigError
+from saguaro.kernels.bundle import plain_kernels
 from saguaro.methods import METHODS
 from saguaro.model import grammar
 from saguaro.model.tiny import EOS_ID, write_tiny
+from saguaro.serve import assembly
 from saguaro.serve.metrics import Summary
 from saguaro.serve.results import Completion, Result
+from saguaro.transport.inline import Inline
 from tests.serve.driver import run
 
 N_THREADS = 1
@@ -120,6 +125,20 @@ def test_a_draft_in_a_process_of_its_own(tiny: LLM, expected: list[Result]) -> N
         drafted.engine.round.observers.append(summary.add)
         assert facts(run(drafted.engine, *each())) == facts(expected)
         assert (summary.tokens_per_round or 0.0) > 1.2
+
+
+@pytest.mark.parametrize("method", ["ar", "sd", "ssd"])
+def test_steps_as_a_gpu_captures_them(
+    tiny: LLM, expected: list[Result], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verifier and drafter of a device, with the kernels' plain twins: the draft knows no grammar there."""
+    monkeypatch.setattr(assembly, "kernels_for", lambda device: plain_kernels())
+    monkeypatch.setattr(assembly.Assembly, "_warm", lambda *parts: None)  # nothing to capture
+    captured = tiny.sibling(method=method, draft="drop:2", prepare="always", **SIZES)
+    assert isinstance(captured.engine.round.verifier, GraphVerifier)
+    assert facts(run(captured.engine, *each())) == facts(expected)
+    link = captured.engine.round.draft
+    assert method == "ar" or (isinstance(link, Inline) and isinstance(link.side.drafter, GraphDrafter))
 
 
 @pytest.mark.parametrize("method", ["sd", "ssd"])
