@@ -57,8 +57,10 @@ def test_generate_streams_text_and_reports_metrics(tiny: str) -> None:
 
 def test_generate_keeps_to_a_schema_or_a_choice(tiny: str, tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
-    schema.write_text('{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}')
-    args = ("generate", "--model", tiny, "--prompt", "the", "--seed", "3")
+    schema.write_text(
+        '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "additionalProperties": false, "required": ["a"]}'
+    )
+    args = ("generate", "--model", tiny, "--prompt", "the", "--seed", "3", "--max-tokens", "40")
     done = saguaro(*args, "--json-schema", str(schema), "--json")
     assert json.loads(json.loads(done.stdout)["text"])["a"] in (1, 2), done.stderr
     assert saguaro(*args, "--choice", "an end").stdout == "an end\n"
