@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +20,7 @@ import jsonschema
 import tyro
 
 from saguaro import LLM, SamplingParams
+from saguaro.draft.rows import Rows
 from saguaro.engine.sampler import Sampler
 from saguaro.model.grammar import Matcher
 from saguaro.serve.metrics import Summary
@@ -95,6 +97,8 @@ class Args:
     max_tokens: int = 200
     threads: int | None = None
     link: str = "inline"
+    blind: bool = False
+    """Leave the draft (inline) without grammars, to see what they are worth to it."""
 
 
 @dataclass
@@ -134,7 +138,8 @@ def main(args: Args) -> int:
     wanted = measured(plain, messages, params, args.batch)
     n_bad = sum(not is_valid(result, SCHEMAS[name][0]) for result, (name, _) in zip(wanted, each, strict=True))
     settings = {"lookahead": args.lookahead, "budget": args.budget, "prepare": "always", "link": args.link}
-    with plain.sibling(method=args.method, draft=args.draft, **settings) as drafted:
+    blind = patch("saguaro.round.Rows", lambda start: Rows()) if args.blind else nullcontext()
+    with blind, plain.sibling(method=args.method, draft=args.draft, **settings) as drafted:
         found = measured(drafted, messages, params, args.batch)
     n_differ = sum(a.token_ids != b.token_ids for a, b in zip(wanted, found, strict=True))
     print(f"{args.outputs} outputs: {n_bad} are not valid, {n_differ} differ between ar and {args.method}")
