@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from saguaro import errors, methods
-    from saguaro.config import EngineConfig, SamplingParams
+    from saguaro.config import EngineConfig, SamplingParams, Structured
     from saguaro.serve.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__", "errors", "methods"]
+__all__ = ["LLM", "EngineConfig", "SamplingParams", "Structured", "__version__", "errors", "methods"]
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `saguaro --help` does not wait for torch."""
     import importlib
 
-    homes = {"LLM": "saguaro.serve.llm", "EngineConfig": "saguaro.config", "SamplingParams": "saguaro.config"}
+    homes = {"LLM": "saguaro.serve.llm"}
+    homes |= dict.fromkeys(("EngineConfig", "SamplingParams", "Structured"), "saguaro.config")
     if name in homes:
         return getattr(importlib.import_module(homes[name]), name)
     if name in ("errors", "methods"):

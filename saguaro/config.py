@@ -4,6 +4,7 @@ The command line's flags and the Python API's keywords are these fields; a field
 """
 
 import difflib
+import json
 import math
 import re
 import types
@@ -22,7 +23,60 @@ PREPARES = ("auto", "always")
 VERIFICATIONS = ("auto", "shared", "rejection")
 LINKS = ("auto", "inline", "process")
 
+MAX_STRUCTURED = 2**17  # characters of a schema or grammar: what compiles in seconds
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Structured:
+    """What an output must look like, said in exactly one way. Compiled, and so checked, where it meets a tokenizer."""
+
+    json: Mapping[str, Any] | str | bool | None = None
+    """A JSON schema, as a mapping or as text (kept as text), or True for any JSON object."""
+    regex: str | None = None
+    """A regular expression (Rust's syntax, no look-around) that the whole output matches."""
+    choice: tuple[str, ...] | None = None
+    """One of these strings."""
+    grammar: str | None = None
+    """A context-free grammar: Lark (`start: ...`) or GBNF (`root ::= ...`)."""
+
+    def __post_init__(self) -> None:
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema(self.json))
+        if self.choice is not None:
+            _check("structured.choice", self.choice, not isinstance(self.choice, str), "a list of strings")
+            object.__setattr__(self, "choice", _all_of(str, "structured.choice", self.choice))
+            are_texts = bool(self.choice) and all(text and _is_unicode(text) for text in self.choice)
+            _check("structured.choice", self.choice, are_texts, "a list of non-empty strings")
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None:
+                is_text = isinstance(value, str) and _is_unicode(value)
+                _check(f"structured.{name}", value, is_text and value != "", "non-empty text")
+        given = [f.name for f in fields(self) if getattr(self, f.name) is not None]
+        if len(given) != 1:
+            names = ", ".join(f.name for f in fields(self))
+            raise ConfigError(f"structured has {' and '.join(given) or 'nothing'}; give exactly one of {names}")
+        if len(self.text) > MAX_STRUCTURED:
+            raise ConfigError(
+                f"structured.{self.kind} has {len(self.text)} characters; at most {MAX_STRUCTURED}: simplify it"
+            )
+
+    @property
+    def kind(self) -> str:
+        """Which way was taken: json, regex, choice or grammar."""
+        return next(f.name for f in fields(self) if getattr(self, f.name) is not None)
+
+    @property
+    def text(self) -> str:
+        """The schema, expression or grammar; choices as a JSON list.
+
+        >>> Structured(json={"type": "integer"}).text, Structured(choice=("yes", "no")).text
+        ('{"type": "integer"}', '["yes", "no"]')
+        """
+        value = getattr(self, self.kind)
+        return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +117,13 @@ class SamplingParams:
     """How many outputs for one prompt."""
     speculation: bool = True
     """Whether tokens may be speculated for this request; the output is the same either way."""
+    structured: Structured | None = None
+    """What the output must look like; or a mapping with json, regex, choice or grammar. It ends when that is complete,
+    whatever ignore_eos and min_tokens say."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.structured, Mapping):
+            object.__setattr__(self, "structured", build(Structured, **self.structured))
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         object.__setattr__(self, "stop", _all_of(str, "stop", stop))
         object.__setattr__(self, "stop_token_ids", _all_of(int, "stop_token_ids", self.stop_token_ids or ()))
@@ -238,6 +297,8 @@ class DraftConfig:
     """Tokens the target can say."""
     n_text: int
     """Tokens a text may hold: those, and what pads the target's head."""
+    ends: tuple[int, ...] = ()
+    """The target's end-of-text tokens."""
     max_rows: int
     """Most rows at a time."""
     n_tokens: int
@@ -248,6 +309,9 @@ class DraftConfig:
     """Where the draft's model lives."""
     dtype: str = "float32"
     """Of its weights: as the target's."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ends", _all_of(int, "ends", self.ends))
 
 
 def build(kind: type[T], **values: Any) -> T:
@@ -300,6 +364,30 @@ def _all_of(kind: type, name: str, values: Any) -> tuple[Any, ...]:
     return tuple(values)
 
 
+def _schema(value: Any) -> str:
+    """A JSON schema as text; True is any object. The order of its keys is kept: it is the output's."""
+    if value is True:
+        return '{"type": "object"}'
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+        is_object = isinstance(json.loads(text), dict)
+    except (ValueError, TypeError, RecursionError) as e:
+        raise ConfigError(f"structured.json is {_short(value)}, which is not JSON ({e}); give a JSON schema") from e
+    _check("structured.json", value, is_object and _is_unicode(text), "a JSON schema that is an object, or True")
+    return text
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether this can be written in UTF-8: JSON allows half a surrogate pair, UTF-8 does not."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _short(value: object) -> str:
+    """Enough of a value to know it again."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def _bias(values: Any) -> dict[int, float]:
     """Token ids and numbers; JSON writes the ids as text."""
     try:
@@ -310,7 +398,7 @@ def _bias(values: Any) -> dict[int, float]:
 
 def _check(name: str, value: object, ok: bool, limit: str) -> None:
     if not ok:
-        raise ConfigError(f"{name} is {value!r}; it must be {limit}")
+        raise ConfigError(f"{name} is {_short(value)}; it must be {limit}")
 
 
 def _check_types(config: object) -> None:

@@ -6,6 +6,8 @@ Every method gives the target's own tokens: under shared noise the very same, un
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from saguaro.config import DraftConfig
 from saguaro.draft.economy import Economy, Lavish, Thrifty
@@ -17,12 +19,15 @@ from saguaro.draft.ngram import Ngram
 from saguaro.draft.planner import make_planner
 from saguaro.draft.random import RandomTokens
 from saguaro.draft.rows import Proposer
+from saguaro.engine.grammar import Start
 from saguaro.engine.graphs import bucket
 from saguaro.engine.kv import KVPlan
 from saguaro.engine.sampler import Sampler
 from saguaro.errors import ConfigError
 from saguaro.kernels.best import ranker_for
 from saguaro.kernels.bundle import Kernels
+from saguaro.model.grammar import Grammars
+from saguaro.model.tokenizer import load_tokenizer
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide
 
@@ -79,8 +84,14 @@ def find_method(name: str) -> Method:
     return METHODS[name]
 
 
-def draft_side(config: DraftConfig, model: Transformer | None, kernels: Kernels | None = None) -> DraftSide:
-    """The draft's side of a method, with its model where one drafts; with kernels, what can be captured is."""
+def draft_side(
+    config: DraftConfig, model: Transformer | None, kernels: Kernels | None = None, start: Start | None = None
+) -> DraftSide:
+    """The draft's side of a method, with its model where one drafts; with kernels, what can be captured is. Grammars
+    are started by the target's side where it is at hand."""
+    if start is None:
+        tokenizer = partial(load_tokenizer, Path(config.tokenizer), config.n_text)
+        start = Grammars(tokenizer, config.n_vocab, config.ends).start
     drafter: Drafter = NoModel()
     primary: Proposer = Nobody()
     is_plain = kernels is not None and config.verification == "shared" and config.cut == 0
@@ -91,7 +102,7 @@ def draft_side(config: DraftConfig, model: Transformer | None, kernels: Kernels 
             drafter = primary = _graph_drafter(config, model, eager, kernels)
     economies: dict[str, Callable[[], Economy]] = {"always": Lavish, "measured": Thrifty}
     sizes = {"lookahead": config.lookahead, "n_vocab": config.n_vocab}
-    return DraftSide(drafter, planner, _fallback(config, primary), economies[config.prepare](), **sizes)
+    return DraftSide(drafter, planner, _fallback(config, primary), economies[config.prepare](), start=start, **sizes)
 
 
 def _graph_drafter(config: DraftConfig, model: Transformer, eager: ModelDrafter, kernels: Kernels) -> GraphDrafter:

@@ -14,6 +14,7 @@ from saguaro.draft.fallback import Fallback
 from saguaro.draft.model import Drafter, Prepared
 from saguaro.draft.planner import Planner
 from saguaro.draft.rows import Row, Rows
+from saguaro.engine.grammar import Start
 from saguaro.engine.observe import round_event
 from saguaro.engine.scheduler import Batch, Commit, Scheduler, lookahead_limits
 from saguaro.engine.verifier import Pending, Verifier
@@ -117,8 +118,9 @@ class DraftSide:
         *,
         lookahead: int,
         n_vocab: int,
+        start: Start | None = None,
     ) -> None:
-        self.rows, self.cache = Rows(), SpeculationCache()
+        self.rows, self.cache = Rows(start), SpeculationCache()
         self.drafter, self.planner, self.fallback, self.economy = drafter, planner, fallback, economy
         self._lookahead, self._n_vocab = lookahead, n_vocab
         self._asked: list[Row] = []

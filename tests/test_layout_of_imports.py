@@ -38,7 +38,7 @@ def test_the_engine_imports_without_the_interfaces() -> None:
 import sys
 class Bare:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("rich", "tyro", "fastapi", "uvicorn", "typer", "gguf", "triton"):
+        if name.split(".")[0] in ("rich", "tyro", "fastapi", "uvicorn", "typer", "gguf", "triton", "llguidance"):
             raise ModuleNotFoundError(f"{name} is not on a bare machine", name=name)
 sys.meta_path.insert(0, Bare())
 import saguaro.round, saguaro.methods, saguaro.transport.silent, saguaro.model.load, saguaro.serve.llm

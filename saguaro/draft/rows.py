@@ -7,6 +7,7 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
+from saguaro.engine.grammar import Start
 from saguaro.engine.request import Request
 from saguaro.types import CACHE, EMPTY, Joined, Outcome, Speculation
 
@@ -59,7 +60,8 @@ class Proposer(Protocol):
 class Rows:
     """The rows in use, by slot."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Start | None = None) -> None:
+        self._start = start  # of grammars; without it, rows are drafted as if they had none
         self._rows: dict[int, Row] = {}
 
     def __iter__(self) -> Iterator[Row]:
@@ -75,6 +77,8 @@ class Rows:
             assert one.slot not in self._rows, f"slot {one.slot} was admitted twice"
             request = Request(str(one.slot), one.tokens[: one.n_prompt], one.params, one.seed)
             request.tokens = list(one.tokens)
+            if one.params.structured is not None and self._start is not None:
+                request.grammar = self._start(one.params.structured)
             self._rows[one.slot] = Row(one.slot, request)
         return [self._rows[one.slot] for one in joined]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from saguaro.config import SamplingParams
+from saguaro.engine.grammar import Grammar
 from saguaro.engine.pages import PageTable
 from saguaro.types import FinishReason, TokenLogprobs
 
@@ -23,6 +24,7 @@ class Request:
     params: SamplingParams
     seed: int
     eos_ids: frozenset[int] = frozenset()
+    grammar: Grammar | None = None  # of params.structured, where it is kept to
     arrived: float = field(default_factory=time.perf_counter)
     number: int = -1  # order of arrival; the scheduler counts
     slot: int = -1  # row while running
@@ -64,7 +66,13 @@ class Request:
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end the output."""
         own = frozenset(self.params.stop_token_ids)
-        return own if self.params.ignore_eos else own | self.eos_ids
+        return own if self.params.ignore_eos and self.grammar is None else own | self.eos_ids
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the model's end of text came before the grammar was satisfied: a limit of the grammar was hit."""
+        ended = self.grammar is not None and self.n_output > 0 and self.tokens[-1] in self.eos_ids
+        return ended and self.grammar is not None and not self.grammar.accepts(self.output[:-1])
 
     def finish(self, reason: FinishReason) -> None:
         """No more tokens will come."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from saguaro.algo.sampling import NEVER, Rules, choose, penalise, rank
 from saguaro.config import SamplingParams
+from saguaro.engine.grammar import forbid
 from saguaro.engine.request import Request
 from saguaro.kernels.best import Ranker
 from saguaro.types import TokenLogprobs
@@ -49,9 +50,13 @@ class Sampler:
         return tokens, scores
 
     def shape(self, logits: Tensor, places: Sequence[Place]) -> Tensor:  # [L, V], changed in place
-        """Penalties, bias and bans applied, and padding of the vocabulary struck out."""
+        """Grammars, penalties, bias and bans applied, and padding of the vocabulary struck out."""
         if logits.shape[1] > self.n_known:
             logits[:, self.n_known :] = NEVER
+        masked = [(index, r.grammar, [*r.output, *before]) for index, (r, before) in enumerate(places) if r.grammar]
+        if masked:
+            masks = [grammar.mask(output) for _, grammar, output in masked]
+            forbid(logits, [index for index, _, _ in masked], masks, self.n_known)
         for index, (request, before) in enumerate(places):
             adjust(logits[index], request, before)
         return logits
@@ -71,7 +76,7 @@ def is_plain(params: SamplingParams) -> bool:
     """
     is_free = params.temperature == 0 or (params.top_k <= 0 and params.top_p == 1 and params.min_p == 0)
     is_fresh = params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
-    return is_free and is_fresh and not params.logit_bias and params.min_tokens == 0
+    return is_free and is_fresh and not params.logit_bias and params.min_tokens == 0 and params.structured is None
 
 
 def rules(places: Sequence[Place], device: torch.device) -> Rules:
@@ -110,7 +115,11 @@ def adjust(logits: Tensor, request: Request, before: Sequence[int]) -> None:  # 
         tokens = torch.tensor(list(p.logit_bias), device=logits.device)
         logits[tokens] += torch.tensor(list(p.logit_bias.values()), dtype=torch.float32, device=logits.device)
     if request.n_output + len(before) < p.min_tokens and request.stop_ids:
-        logits[torch.tensor(sorted(request.stop_ids), device=logits.device)] = NEVER
+        ends = torch.tensor(sorted(request.stop_ids), device=logits.device)
+        before_ban = logits[ends]
+        logits[ends] = NEVER
+        if request.grammar is not None and bool(logits.isneginf().all()):  # complete, and nothing else may come
+            logits[ends] = before_ban
 
 
 def logprobs(logits: Tensor, tokens: Tensor, n_top: int) -> tuple[TokenLogprobs, ...]:  # [n, V], [n]

@@ -15,29 +15,29 @@ class Tokenizer:
     """A model's tokenizer and chat template."""
 
     def __init__(self, inner: Any, name: str) -> None:
-        self._inner, self.name = inner, name
+        self.inner, self.name = inner, name  # transformers' own
         self.spelling: dict[int, str] = {token: text for text, token in inner.get_vocab().items()}
         self.n_vocab: int = max(self.spelling) + 1  # ids the tokenizer can make or read
         self.eos_id: int | None = inner.eos_token_id
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a plain text, with the special tokens the model puts around one."""
-        return list(self._inner(_check_text(text))["input_ids"])
+        return list(self.inner(_check_text(text))["input_ids"])
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a conversation, ready for the assistant's next turn."""
-        if self._inner.chat_template is None:
+        if self.inner.chat_template is None:
             raise TokenizerMismatch(f"{self.name} has no chat template; use generate with a plain prompt")
         check_messages(messages)
         try:
-            text = self._inner.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+            text = self.inner.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
         except Exception as e:  # a template is a program: it raises what it likes
             raise RequestError(f"the chat template of {self.name} refuses this conversation: {e}") from e
-        return list(self._inner(_check_text(text), add_special_tokens=False)["input_ids"])
+        return list(self.inner(_check_text(text), add_special_tokens=False)["input_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of these tokens, special ones left out."""
-        return str(self._inner.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self.inner.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def _check_text(text: str) -> str:

@@ -30,6 +30,7 @@ from saguaro.kernels.bundle import kernels_for
 from saguaro.kernels.ready import fastest
 from saguaro.methods import Method, draft_side, find_method
 from saguaro.model.default import Progress
+from saguaro.model.grammar import Grammars
 from saguaro.model.load import Loaded, locate
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.model.transformer import Transformer
@@ -48,6 +49,8 @@ class Parts:
 
     method: Method
     n_known: int  # tokens the target can say
+    eos_ids: frozenset[int]
+    grammars: Grammars
     kv: KVPlan
     pool: PagePool
     scheduler: Scheduler
@@ -71,6 +74,10 @@ class Assembly:
     def __post_init__(self) -> None:
         self.method = choose_method(self.config)
         self.n_known = min(self.tokenizer.n_vocab, self.target.model.spec.n_vocab)
+        spec, eos = self.target.model.spec, self.tokenizer.eos_id
+        every = (*spec.eos_ids, *([eos] if eos is not None else []))
+        self.eos_ids = frozenset(token for token in every if 0 <= token < spec.n_vocab)
+        self.grammars = Grammars(lambda: self.tokenizer, self.n_known, self.eos_ids)
         self.memory: dict[str, int] = {"weights": self.target.weight_bytes}
         self.seconds: dict[str, float] = {}
 
@@ -100,7 +107,19 @@ class Assembly:
                 "max_model_len, max_batch_rows, budget or max_batch_tokens"
             ) from e
         round_ = Round(scheduler, verifier, link)
-        return Parts(self.method, self.n_known, kv, pool, scheduler, round_, self.placement, self.memory, self.seconds)
+        return Parts(
+            method=self.method,
+            n_known=self.n_known,
+            eos_ids=self.eos_ids,
+            grammars=self.grammars,
+            kv=kv,
+            pool=pool,
+            scheduler=scheduler,
+            round=round_,
+            placement=self.placement,
+            memory=self.memory,
+            seconds=self.seconds,
+        )
 
     def _draft_model(self) -> Transformer | None:
         """The model of a draft in this process."""
@@ -161,7 +180,8 @@ class Assembly:
             return Silent()
         config = self._draft_config(kv.n_tokens)
         if not uses_process(self.config, self.method, config.device):
-            return Inline(draft_side(config, draft, kernels_for(torch.device(config.device))))
+            kernels = kernels_for(torch.device(config.device))
+            return Inline(draft_side(config, draft, kernels, self.grammars.start))
         ours, theirs = split_cores(usable_cores(), self.config.draft_threads)
         self.placement = Placement(ours, self.config.threads or len(ours))
         link = Process(config, threads=self.config.draft_threads, cores=theirs, timeout=self.config.draft_timeout)
@@ -205,6 +225,7 @@ class Assembly:
             saguaro_c=config.saguaro_c,
             n_vocab=self.n_known,
             n_text=model.spec.n_vocab,
+            ends=tuple(sorted(self.eos_ids)),
             max_rows=config.max_batch_rows,
             n_tokens=n_tokens,
             page_size=config.page_size,

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import tyro
 
-from saguaro.config import EngineConfig, SamplingParams
+from saguaro.config import EngineConfig, SamplingParams, Structured
 from saguaro.distill.recipe import Recipe
-from saguaro.errors import SaguaroError
+from saguaro.errors import ConfigError, SaguaroError
 
 if TYPE_CHECKING:
     from saguaro.serve.llm import LLM
@@ -56,8 +56,11 @@ class EngineArgs(EngineConfig):
         return EngineConfig(**asdict(self))
 
 
+@dataclass(frozen=True, kw_only=True)
 class SamplingArgs(SamplingParams):
     """How text is decoded."""
+
+    structured: Annotated[Structured | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
 
     def __post_init__(self) -> None:
         """Checked when the parameters are made, so that errors read the same everywhere."""
@@ -65,6 +68,34 @@ class SamplingArgs(SamplingParams):
     def params(self) -> SamplingParams:
         """The checked parameters."""
         return SamplingParams(**asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredArgs:
+    """What the output must look like; at most one."""
+
+    json_schema: Path | None = None
+    """A file with a JSON schema."""
+    regex: str | None = None
+    """A regular expression that the whole output matches."""
+    choice: tuple[str, ...] = ()
+    """One of these strings."""
+    grammar: Path | None = None
+    """A file with a grammar, Lark or GBNF."""
+
+    def structured(self) -> Structured | None:
+        """The checked wish, files read."""
+        schema, grammar = (_read(path) for path in (self.json_schema, self.grammar))
+        if schema is None and grammar is None and self.regex is None and not self.choice:
+            return None
+        return Structured(json=schema, regex=self.regex, choice=self.choice or None, grammar=grammar)
+
+
+def _read(path: Path | None) -> str | None:
+    try:
+        return None if path is None else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path} cannot be read: {e}") from e
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +122,7 @@ class Generate:
     which: Flat[ModelArgs] = field(default_factory=ModelArgs)
     engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
     sampling: Flat[SamplingArgs] = field(default_factory=SamplingArgs)
+    shape: Flat[StructuredArgs] = field(default_factory=StructuredArgs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from saguaro.serve.assembly import Assembly, choose_method, find_device, find_dt
 from saguaro.serve.results import Completion, Delta, Result, timings_of
 from saguaro.types import FinishReason, TokenLogprobs
 
+TOO_COMPLEX = "the grammar became too complex for this text; simplify it"
 CONTEXT = 4  # tokens of the prompt that the first token's text may depend on
 
 
@@ -68,9 +69,7 @@ class Engine:
         self.memory = parts.memory  # bytes that each part takes
         self.startup = parts.seconds  # that each part took to make
         self._placement = parts.placement
-        spec = loaded.model.spec
-        eos = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
-        self.eos_ids = frozenset(token for token in (*spec.eos_ids, *eos) if 0 <= token < spec.n_vocab)
+        self.eos_ids, self.grammars = parts.eos_ids, parts.grammars
         self._jobs: dict[str, _Job] = {}
         self._by_request: dict[Request, tuple[_Job, _Output]] = {}
         self._ready: list[Delta] = []  # made and not taken yet
@@ -103,6 +102,7 @@ class Engine:
                 params=params,
                 seed=rng.derive_seed(seed, index),
                 eos_ids=self.eos_ids,
+                grammar=self.grammars.start(params.structured) if params.structured is not None else None,
             )
             self.scheduler.add(request)  # refuses all outputs of a prompt or none: they are alike
             output = _Output(request, index, TextStream(self.tokenizer, params.stop, tokens[-CONTEXT:]))
@@ -125,6 +125,13 @@ class Engine:
                 if not 0 <= token < n_vocab:
                     raise ConfigError(f"{name} names token {token!r}; ids go from 0 to {n_vocab - 1}")
         self.scheduler.check(len(tokens), params.max_tokens)
+        self.check_structured(params)
+
+    def check_structured(self, params: SamplingParams) -> None:
+        """Raise if there can be no such output. What was checked is compiled, so that add() need not wait for it: a
+        thread that does not play rounds may call this."""
+        if params.structured is not None:
+            self.grammars.compile(params.structured)
 
     def step(self) -> list[Delta]:
         """Play one round; what it added, output by output. If it breaks, every running request ends with "error"."""
@@ -192,6 +199,8 @@ class Engine:
         text = [token for token in tokens if token not in request.stop_ids]  # one that ends the output has no text
         if len(text) < len(tokens):
             output.stop_reason = tokens[-1]
+        if request.is_broken:
+            request.finish_reason, output.stop_reason = "error", TOO_COMPLEX
         if not request.params.stop:
             pieces = [output.stream.push(*text)] if text else []
         else:

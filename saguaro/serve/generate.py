@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from saguaro.config import SamplingParams
@@ -21,7 +22,8 @@ from saguaro.types import Observer
 
 def generate(command: cli.Generate) -> int:
     """Carry out the command; 1 if some prompt could not be served."""
-    asked, params = read_prompts(command), command.sampling.params()
+    asked = read_prompts(command)
+    params = replace(command.sampling.params(), structured=command.shape.structured())
     with ExitStack() as files:
         observers: list[Observer] = []
         if command.record:

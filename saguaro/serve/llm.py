@@ -141,6 +141,7 @@ class LLM:
     def _add(self, prompt: Prompt, params: SamplingParams, inbox: "deque[Delta]") -> str:
         if self._is_closed:
             raise RequestError("this LLM is closed; make a new one")
+        self.engine.check_structured(params)  # may take a second, and rounds need not wait for it
         with self._lock:
             request_id = self.engine.add(prompt, params)
             self._inboxes[request_id] = inbox

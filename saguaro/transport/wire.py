@@ -2,7 +2,8 @@
 
 Invariant: whatever bytes arrive, decoding gives something within the limits or raises WireError, and nothing else.
 
-A body is whole numbers and floats of 8 bytes each, so that every array can be used where it lies; q comes last.
+A body is whole numbers and floats of 8 bytes each, so that every array can be used where it lies; q, or the words of
+grammars, come last.
 """
 
 import dataclasses
@@ -15,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saguaro.config import DraftConfig, SamplingParams, build
+from saguaro.config import DraftConfig, SamplingParams, Structured, build
 from saguaro.errors import ConfigError
 from saguaro.transport.frame import Array, WireError
 from saguaro.types import SOURCES, DraftTimes, Joined, Outcome, Speculation
 
 MAX_TEXT = 2**24  # tokens of a row, and biases: more than any context
-MAX_WORDS = 2**20  # bytes of settings, or of a failure's message
+MAX_WORDS = 2**20  # bytes of settings, of a failure's message, or of a row's grammar
 
 _INT, _FLOAT = np.dtype("<i8"), np.dtype("<f8")
-_WHOLE = ("slot", "seed", "n_prompt", "n_tokens", "n_bias", "top_k")
+_WHOLE = ("slot", "seed", "n_prompt", "n_tokens", "n_bias", "n_words", "top_k")
 _RULES = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _ROW = np.dtype([(name, _INT) for name in _WHOLE] + [(name, _FLOAT) for name in _RULES])
 _Q = {0: None, 4: np.dtype("<f4"), 8: np.dtype("<f8")}  # by the number that stands for it: bytes of a probability
@@ -47,7 +48,7 @@ class Limits:
     @property
     def n_turn(self) -> int:
         """Most bytes of a turn."""
-        return 8 * (8 + self.max_rows * (8 + 3 * MAX_TEXT)) + self.max_rows * _ROW.itemsize
+        return 8 * (8 + self.max_rows * (8 + 3 * MAX_TEXT)) + self.max_rows * (_ROW.itemsize + MAX_WORDS)
 
     @property
     def n_reply(self) -> int:
@@ -96,15 +97,17 @@ def decode_settings(body: Array) -> DraftConfig:
 
 
 def encode_turn(turn: Turn) -> list[memoryview]:
-    """A turn's body: counts, left, rows, their texts and biases, outcome, slots, room."""
+    """A turn's body: counts, left, rows, their texts and biases, outcome, slots, room, the words of grammars."""
     rows = np.empty(len(turn.joined), _ROW)
     texts: list[int] = []
     biased: list[int] = []
     biases: list[float] = []
+    words: list[bytes] = []
     for at, row in enumerate(turn.joined):
         p = row.params
         top_k = min(p.top_k, 2**31)  # beyond any vocabulary, whatever was asked for
-        whole = (row.slot, row.seed, row.n_prompt, len(row.tokens), len(p.logit_bias), top_k)
+        words.append(_words(p.structured))
+        whole = (row.slot, row.seed, row.n_prompt, len(row.tokens), len(p.logit_bias), len(words[-1]), top_k)
         rows[at] = (*whole, *(getattr(p, name) for name in _RULES))
         texts += row.tokens
         biased += p.logit_bias
@@ -113,7 +116,7 @@ def encode_turn(turn: Turn) -> list[memoryview]:
     counts = [turn.is_afresh, len(turn.left), len(rows), len(texts), len(biases), len(decided[0]), len(turn.slots)]
     arrays = [_ints(counts), _ints(turn.left), rows, _ints(texts), _ints(biased), np.array(biases, _FLOAT)]
     arrays += [*decided, _ints(turn.slots), _ints(turn.room)]
-    return [memoryview(b"".join(array.tobytes() for array in arrays))]
+    return [memoryview(b"".join([*(array.tobytes() for array in arrays), *words]))]
 
 
 def decode_turn(body: Array, limits: Limits) -> Turn:
@@ -136,8 +139,9 @@ def decode_turn(body: Array, limits: Limits) -> Turn:
     if (n_accepted > length).any():
         raise WireError("more tokens were accepted than were speculated")
     asked, room = reader.ints(n_slots, "slots", 0, last_slot), reader.ints(n_slots, "room", 0, 2**31)
+    wishes = [_structured(reader, int(n)) for n in rows["n_words"]]
     reader.end()
-    joined = _joined(rows, texts.tolist(), biased.tolist(), biases.tolist(), limits)
+    joined = _joined(rows, texts.tolist(), biased.tolist(), biases.tolist(), wishes, limits)
     tensor = torch.from_numpy
     outcome = Outcome(tensor(slots), tensor(length), tensor(n_accepted), tensor(bonus))
     return Turn(bool(afresh), left.tolist(), joined, outcome, asked.tolist(), room.tolist())
@@ -210,20 +214,45 @@ class _Reader:
             raise WireError(f"a body of {len(self._body)} bytes says all it has to say in {self._at}")
 
 
-def _joined(rows: Array, texts: list[int], biased: list[int], biases: list[float], limits: Limits) -> list[Joined]:
-    """The rows that joined, each with its share of the texts and biases."""
+def _words(structured: Structured | None) -> bytes:
+    """A grammar as JSON; nothing where there is none."""
+    if structured is None:
+        return b""
+    return json.dumps({structured.kind: getattr(structured, structured.kind)}, ensure_ascii=False).encode()
+
+
+def _structured(reader: _Reader, n: int) -> Structured | None:
+    """The grammar of the next n bytes."""
+    if not 0 <= n <= MAX_WORDS:
+        raise WireError(f"a grammar of {n} bytes, of at most {MAX_WORDS}")
+    words = reader.take(np.dtype(np.uint8), n).tobytes()
+    try:
+        return build(Structured, **json.loads(words)) if words else None
+    except (ValueError, TypeError, RecursionError) as e:  # ConfigError is a ValueError
+        raise WireError(f"these are no words of a grammar: {e}") from e
+
+
+def _joined(
+    rows: Array,
+    texts: list[int],
+    biased: list[int],
+    biases: list[float],
+    wishes: list[Structured | None],
+    limits: Limits,
+) -> list[Joined]:
+    """The rows that joined, each with its share of the texts and biases, and its grammar."""
     out: list[Joined] = []
     token = bias = 0
-    for row in rows:
-        slot, seed, n_prompt, n_tokens, n_bias, top_k = (int(row[name]) for name in _WHOLE)
+    for row, structured in zip(rows, wishes, strict=True):
+        slot, seed, n_prompt, n_tokens, n_bias, _, top_k = (int(row[name]) for name in _WHOLE)
         if not (0 <= slot < limits.max_rows and seed >= 0 and 0 <= n_prompt <= n_tokens and n_bias >= 0):
             raise WireError(f"slot {slot}, seed {seed}, {n_prompt} of {n_tokens} tokens and {n_bias} biases are no row")
         if token + n_tokens > len(texts) or bias + n_bias > len(biases):
             raise WireError("the rows claim more text than came with them")
         rules: dict[str, Any] = {name: float(row[name]) for name in _RULES}
-        wishes = dict(zip(biased[bias : bias + n_bias], biases[bias : bias + n_bias], strict=True))
+        added = dict(zip(biased[bias : bias + n_bias], biases[bias : bias + n_bias], strict=True))
         try:
-            params = SamplingParams(top_k=top_k, logit_bias=wishes, **rules)
+            params = SamplingParams(top_k=top_k, logit_bias=added, structured=structured, **rules)
         except ConfigError as e:
             raise WireError(f"a row that nobody can ask for: {e}") from e
         out.append(Joined(slot, texts[token : token + n_tokens], n_prompt, seed, params))

@@ -152,6 +152,6 @@ def test_a_corpus_of_other_prompts_is_not_added_to(tiny: LLM, tmp_path: Path) ->
 
 
 def test_a_target_without_a_chat_template(tiny: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny.engine.tokenizer._inner, "chat_template", None)
+    monkeypatch.setattr(tiny.engine.tokenizer.inner, "chat_template", None)
     with pytest.raises(TokenizerMismatch, match="has no chat template"):
         sample(tiny, PROMPTS, Corpus(tmp_path), n_texts=1, max_tokens=4, temperatures=(1.0,))

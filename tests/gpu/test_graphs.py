@@ -31,6 +31,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "warm": {"temperature": 1.0},
     "restricted": {"temperature": 1.0, "top_p": 0.9, "top_k": 20},
     "penalised": {"temperature": 0.8, "repetition_penalty": 1.2, "logit_bias": {5: 1.0}},
+    "structured": {"temperature": 1.0, "structured": {"json": True}},
 }
 
 

@@ -55,6 +55,23 @@ def test_generate_streams_text_and_reports_metrics(tiny: str) -> None:
     assert done.stdout == line["text"] + "\n"
 
 
+def test_generate_keeps_to_a_schema_or_a_choice(tiny: str, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text(
+        '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "additionalProperties": false, "required": ["a"]}'
+    )
+    args = ("generate", "--model", tiny, "--prompt", "the", "--seed", "3", "--max-tokens", "40")
+    done = saguaro(*args, "--json-schema", str(schema), "--json")
+    assert json.loads(json.loads(done.stdout)["text"])["a"] in (1, 2), done.stderr
+    assert saguaro(*args, "--choice", "an end").stdout == "an end\n"
+    twice = saguaro(*args, "--choice", "an end", "--regex", "a")
+    assert (twice.returncode, twice.stderr) == (
+        2,
+        "saguaro: structured has regex and choice; give exactly one of json, regex, choice, grammar\n",
+    )
+    assert "nowhere.json cannot be read" in saguaro(*args, "--json-schema", "nowhere.json").stderr
+
+
 def test_generate_writes_rounds_and_colours_without_changing_the_text(tiny: str, tmp_path: Path) -> None:
     record, trace = tmp_path / "rounds.jsonl", tmp_path / "trace.json"
     args = ["generate", "--model", tiny, "--prompt", "the the the the", "--max-tokens", "12", "--temperature", "0"]

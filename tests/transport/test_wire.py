@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saguaro.config import SamplingParams
+from saguaro.config import SamplingParams, Structured
 from saguaro.transport import frame, wire
 from saguaro.transport.channel import Channel
 from saguaro.transport.frame import Array, Kind, Message, WireError
@@ -32,6 +32,15 @@ def ints(values: list[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
+words = st.text('aé\n"\\🙂', min_size=1, max_size=9)
+wishes = st.none() | st.one_of(
+    st.just(Structured(json=True)),
+    st.builds(Structured, regex=words),
+    st.builds(Structured, grammar=words),
+    st.builds(Structured, choice=st.lists(words, min_size=1)),
+)
+
+
 @st.composite
 def rows(draw: st.DrawFn) -> Joined:
     text = draw(st.lists(token, max_size=20))
@@ -44,6 +53,7 @@ def rows(draw: st.DrawFn) -> Joined:
         presence_penalty=draw(st.floats(-2, 2)),
         frequency_penalty=draw(st.floats(-2, 2)),
         logit_bias=draw(st.dictionaries(token, st.floats(-1e300, 1e300))),
+        structured=draw(wishes),
     )
     return Joined(draw(slot), text, draw(st.integers(0, len(text))), draw(st.integers(0, 2**63 - 1)), params)
 
@@ -145,7 +155,10 @@ def test_a_failure_is_text_however_it_was_cut() -> None:
 
 TURN = Turn(
     left=[3],
-    joined=[Joined(1, [1, 2, 3], 2, 5, SamplingParams(logit_bias={1: 0.5})), Joined(0, [], 0)],
+    joined=[
+        Joined(1, [1, 2, 3], 2, 5, SamplingParams(logit_bias={1: 0.5})),
+        Joined(0, [], 0, 0, SamplingParams(structured=Structured(regex="a"))),
+    ],
     outcome=Outcome(ints([2]), ints([3]), ints([1]), ints([6])),
     slots=[0, 1],
     room=[3, 3],
@@ -263,6 +276,19 @@ def bad_turn(**changes: object) -> Turn:
 def test_an_impossible_turn_is_refused(turn: Turn) -> None:
     with pytest.raises(WireError):
         wire.decode_turn(body(wire.encode_turn(turn)), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", "{}", '{"regex": 1}', '{"regex": "a", "grammar": "b"}', '{"xml": "a"}', "\xff"]
+)
+def test_an_impossible_grammar_is_refused(text: str) -> None:
+    turn = Turn(joined=[Joined(0, [1], params=SamplingParams(structured=Structured(regex="a" * 60)))])
+    whole = b"".join(wire.encode_turn(turn))
+    wish = json.dumps({"regex": "a" * 60}).encode()
+    assert whole.endswith(wish)
+    data = whole[: -len(wish)] + text.encode("latin-1").ljust(len(wish))
+    with pytest.raises(WireError, match="no words of a grammar"):
+        wire.decode_turn(np.frombuffer(bytearray(data), np.uint8), LIMITS)
 
 
 def test_impossible_sampling_is_refused() -> None:
