@@ -17,13 +17,18 @@ MOST_ODD = 0.005  # share of tokens that may differ: members of one family have 
 
 
 def load_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
+    """The draft's model, ready to run; one that is part of the target is as ready as the target is."""
+    model = read_draft(config, target)
+    return model if target is not None and model.head is target.head else ready(model, getattr(torch, config.dtype))
+
+
+def read_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
     """The draft's model; `drop:` and a draft that borrows share the target's weights where they are at hand."""
     assert config.draft is not None
-    device, weight_dtype = torch.device(config.device), getattr(torch, config.dtype)
-    dtype = computed_in(weight_dtype)
+    device, dtype = torch.device(config.device), computed_in(getattr(torch, config.dtype))
     if config.draft.startswith("drop:"):
         if target is None or target.device != device:
-            target = ready(load(config.target, Path(config.target), device, dtype).model, weight_dtype)
+            target = load(config.target, Path(config.target), device, dtype).model
         return target.without(dropped_layers(config.draft, target.spec.n_layers))
     path = Path(config.draft)
     if borrows(path):
@@ -31,7 +36,7 @@ def load_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
     else:
         model = load(config.draft, path, device, dtype).model
     check_vocabulary(config, model)
-    return ready(model, weight_dtype)
+    return model
 
 
 def dropped_layers(name: str, n_layers: int) -> list[int]:

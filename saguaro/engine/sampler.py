@@ -30,7 +30,7 @@ class Sampler:
     def __call__(self, logits: Tensor, places: Sequence[Place]) -> Tensor:  # [L, V] -> [L] int64
         """The target's token at every place. Who chooses depends on the request alone, never on its neighbours."""
         each = rules(places, logits.device)
-        if self._kernel is None:
+        if self._kernel is None or logits.dtype != torch.float32:
             return choose(self.shape(logits, places), each)
         tokens = self._kernel(logits, each.temperature, each.seeds, each.positions, self.n_known, 1)[0][:, 0]
         at, odd = _odd(places, logits.device)
@@ -41,7 +41,7 @@ class Sampler:
     def rank(self, logits: Tensor, places: Sequence[Place], n: int) -> tuple[Tensor, Tensor]:  # [L, V] -> [L, n] twice
         """The n likeliest to be the target's token at every place, best first, and their scores; logits may change."""
         each, n = rules(places, logits.device), min(n, self.n_known)
-        if self._kernel is None:
+        if self._kernel is None or logits.dtype != torch.float32:
             return rank(self.shape(logits, places)[:, : self.n_known], each, n)
         tokens, scores = self._kernel(logits, each.temperature, each.seeds, each.positions, self.n_known, n)
         at, odd = _odd(places, logits.device)

@@ -9,7 +9,9 @@ from saguaro.model.transformer import Transformer
 
 
 def ready(model: Transformer, dtype: torch.dtype) -> Transformer:
-    """The model with weights of this dtype, packed in place where that is faster."""
+    """The model with weights of this dtype, packed in place where that is faster; one that is packed is ready."""
+    if model.is_packed:
+        return model
     if dtype == torch.int8:
         check_int8(model.device)
         pack_(model, int8.Int8Weight, int8.Int8Products(), dtype)

@@ -15,7 +15,7 @@ from saguaro import LLM, SamplingParams
 from saguaro.config import DraftConfig
 from saguaro.distill.parallel import hidden_states
 from saguaro.distill.student import config_of, half_for, make_student, pick_layers, save_student
-from saguaro.draft.load import load_draft
+from saguaro.draft.load import load_draft, read_draft
 from saguaro.errors import ConfigError, ModelError, ModelNotFound
 from saguaro.model.load import load
 from saguaro.model.spec import parse_spec, read_spec
@@ -123,7 +123,7 @@ def test_a_config_is_read_as_it_was_written(tmp_path: Path, family: str, others:
     student = make_student(target, [1], torch.tensor([256, 3, 7]))
     save_student(student, tmp_path / "student", torch.float32)
     assert read_spec(tmp_path / "student") == student.spec
-    again = load_draft(settings(tmp_path / "student", tmp_path / "target"), target)
+    again = read_draft(settings(tmp_path / "student", tmp_path / "target"), target)
     assert torch.equal(hidden_states(again, TOKENS), hidden_states(student, TOKENS))
     assert torch.equal(again.head, student.head)
 
@@ -136,7 +136,7 @@ def test_a_gguf_target(tmp_path: Path, family: str) -> None:
     target = read(path)
     student = make_student(target, [0], IDS)
     save_student(student, tmp_path / "student", torch.float32)
-    again = load_draft(settings(tmp_path / "student", path), None)
+    again = read_draft(settings(tmp_path / "student", path), None)
     assert again.spec == student.spec
     assert torch.equal(again.frequencies, target.frequencies)
     assert ("frequencies" in json.loads((tmp_path / "student/config.json").read_text())["saguaro"]) == bool(rope)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from saguaro.config import DraftConfig
 from saguaro.distill.student import make_student, save_student
-from saguaro.draft.load import dropped_layers, load_draft
+from saguaro.draft.load import dropped_layers, load_draft, read_draft
 from saguaro.errors import ConfigError, CorruptModel, ModelNotFound, TokenizerMismatch, UnsupportedModel
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.gguf_header import TensorInfo
@@ -112,8 +112,8 @@ def test_drop_shares_every_weight(target: Transformer, target_folder: Path) -> N
 
 
 def test_drop_loads_the_target_where_it_is_not_at_hand(target: Transformer, target_folder: Path) -> None:
-    shared = load_draft(settings("drop:1", target_folder), target)
-    own = load_draft(settings("drop:1", target_folder), None)
+    shared = read_draft(settings("drop:1", target_folder), target)
+    own = read_draft(settings("drop:1", target_folder), None)
     assert own.head.data_ptr() != shared.head.data_ptr()
     pairs = zip(own.parameters(), shared.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
@@ -228,7 +228,7 @@ def change(folder: Path, **fields: Any) -> None:
 
 
 def test_the_embedding_is_the_targets_tensor(student: Path, target: Transformer, target_folder: Path) -> None:
-    draft = load_draft(settings(student, target_folder), target)
+    draft = read_draft(settings(student, target_folder), target)
     assert draft.embedding is target.embedding
     assert (draft.spec.n_layers, draft.spec.n_vocab, draft.head.shape) == (2, 288, (64, len(IDS)))
     assert draft.token_map is not None

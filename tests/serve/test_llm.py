@@ -11,7 +11,7 @@ from saguaro.serve.results import Delta
 from tests.serve.driver import run, sibling
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "What is 2+2?"}]
 
 
 def test_public_names_can_be_imported() -> None:
@@ -23,7 +23,7 @@ def test_public_names_can_be_imported() -> None:
 
 def test_chat_answers(llm: LLM) -> None:
     result = llm.chat(QUESTION, GREEDY)[0]
-    assert "Paris" in result.text
+    assert "4" in result.text
     assert result.outputs[0].finish_reason == "stop"
     assert result.outputs[0].stop_reason == llm.engine.tokenizer.eos_id
 
