@@ -63,6 +63,8 @@ class SamplingParams:
     """How many outputs for one prompt."""
     speculation: bool = True
     """Whether tokens may be speculated for this request; the output is the same either way."""
+    prepare: bool = True
+    """Whether outcomes may be prepared for this request; without, it is drafted just in time."""
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
