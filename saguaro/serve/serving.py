@@ -1,0 +1,74 @@
+"""`saguaro serve`: the model behind HTTP, until it is told to end."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from types import FrameType
+
+import uvicorn
+
+from saguaro.errors import ConfigError, Unavailable
+from saguaro.serve import cli
+from saguaro.serve.http.app import create_app
+from saguaro.serve.http.service import Service
+
+SPARE_SECONDS = 5.0  # after the time to drain: for responses to be sent
+
+
+class Server(uvicorn.Server):
+    """Told to end, it takes no more requests, lets those there are finish, and ends what has not in time."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: "list[object] | None" = None) -> None:  # type: ignore[override]
+        """Listen."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)  # type: ignore[arg-type]
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: drain; a second Ctrl-C ends at once."""
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        elif not self.should_exit and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._drain)
+        self.should_exit = True
+
+    def _drain(self) -> None:
+        front, seconds = self._service.front, self._service.limits.drain_seconds
+        front.drain()
+        error = Unavailable(f"the server is ending, and the request was not done after {seconds:g} seconds more")
+        asyncio.get_running_loop().call_later(seconds, front.end, error)
+
+
+def serve(command: cli.Serve) -> int:
+    """Serve until told to end."""
+    limits = command.limits.limits()
+    keys = command.api_key or tuple(filter(None, [os.environ.get("SAGUARO_API_KEY")]))
+    if any(not key.strip() for key in keys):
+        raise ConfigError("the API key is empty; give one with letters, or none")
+    logging.basicConfig(level=command.log_level.upper(), stream=sys.stderr, format="%(levelname)s:     %(message)s")
+    which = cli.ModelArgs(
+        model=command.model, tokenizer=command.tokenizer, revision=command.revision, cache_dir=command.cache_dir
+    )
+    llm = cli.load(which, command.engine)
+    service = Service(llm.engine, command.served_model_name or (llm.engine.loaded.name,), limits)
+    app = create_app(service, api_keys=keys, allowed_origins=command.allowed_origins)
+    config = uvicorn.Config(
+        app,
+        host=command.host,
+        port=command.port,
+        log_level=command.log_level,
+        access_log=command.access_log,
+        timeout_graceful_shutdown=int(limits.drain_seconds + SPARE_SECONDS),
+        server_header=False,
+    )
+    name, method = service.names[0], llm.engine.method.name
+    print(f"saguaro: serving {name} with {method} on http://{command.host}:{command.port}", file=sys.stderr)
+    server = Server(config, service)
+    server.run()
+    return 0 if server.started else 1
