@@ -28,7 +28,7 @@ from saguaro.types import RoundEvent, RowEvent
 
 log = logging.getLogger(__name__)
 
-MAX_BEHIND = 4096  # events that a ticket's reader may be behind
+MAX_BEHIND = 512  # pieces of each output that a reader may be behind
 MAX_BROKEN = 3  # steps in a row that break without ending anybody: then the engine is given up
 
 
@@ -116,9 +116,10 @@ class Ticket:
         """An event for whoever waits; after the last one they are dropped."""
         if self._is_over:
             return
-        if isinstance(event, Piece) and len(self._events) >= MAX_BEHIND:
+        limit = MAX_BEHIND * self.n_rows
+        if isinstance(event, Piece) and len(self._events) >= limit:
             self._events.clear()
-            self.fail(ReaderTooSlow(f"{MAX_BEHIND} pieces of text were not read; read faster, or do not stream"))
+            self.fail(ReaderTooSlow(f"{limit} pieces of text were not read in time; read faster, or do not stream"))
             return
         self._is_over = not isinstance(event, Piece)
         self._events.append(event)

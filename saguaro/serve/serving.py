@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from types import FrameType
 
@@ -25,10 +26,10 @@ class Server(uvicorn.Server):
         self._service = service
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def startup(self, sockets: "list[object] | None" = None) -> None:  # type: ignore[override]
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
         self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)  # type: ignore[arg-type]
+        await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: drain; a second Ctrl-C ends at once."""

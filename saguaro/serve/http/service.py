@@ -27,6 +27,7 @@ class Service:
         self.created = int(time.time())
         self.max_model_len = engine.kv.longest
         self.tokenizer = engine.tokenizer.copy()  # the engine's thread has its own
+        self.tokenizer.encode(" ")  # the first call may change settings, which nobody else may see happen
         self._longest_word = max(len(text) for text in self.tokenizer.spelling.values())
         # One thread: prompts are read one after the other, beside the event loop and the engine.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="saguaro-tokens")
