@@ -100,8 +100,8 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def _validation_error(errors: Sequence[Any]) -> APIError:
-    """The first thing that is wrong, by the name that the client knows it by."""
-    first = errors[0]
+    """What is wrong, by the name that the client knows it by. Of alternatives, what came closest went deepest."""
+    first = max(errors, key=lambda error: len(error["loc"]))
     if first["type"] == "json_invalid":
         return APIError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     place = [str(part) for part in first["loc"] if part != "body"]
