@@ -56,20 +56,34 @@ def serve(command: cli.Serve) -> int:
     which = cli.ModelArgs(
         model=command.model, tokenizer=command.tokenizer, revision=command.revision, cache_dir=command.cache_dir
     )
+    place = bind(command.host, command.port)
     llm = cli.load(which, command.engine)
     service = Service(llm.engine, command.served_model_name or (llm.engine.loaded.name,), limits)
     app = create_app(service, api_keys=keys, allowed_origins=command.allowed_origins)
     config = uvicorn.Config(
         app,
         host=command.host,
-        port=command.port,
+        port=place.getsockname()[1],
         log_level=command.log_level,
         access_log=command.access_log,
         timeout_graceful_shutdown=int(limits.drain_seconds + SPARE_SECONDS),
         server_header=False,
     )
     name, method = service.names[0], llm.engine.method.name
-    print(f"saguaro: serving {name} with {method} on http://{command.host}:{command.port}", file=sys.stderr)
-    server = Server(config, service)
-    server.run()
-    return 0 if server.started else 1
+    print(f"saguaro: serving {name} with {method} on http://{command.host}:{config.port}", file=sys.stderr)
+    Server(config, service).run([place])
+    return 0
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A place to listen, taken before the model is loaded; nobody is heard there until then."""
+    if not 0 <= port < 2**16:
+        raise ConfigError(f"port is {port}; it must be between 0 (any that is free) and 65535")
+    place = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind((host, port))
+    except OSError as e:
+        place.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}; choose another --host or --port") from e
+    return place

@@ -8,6 +8,10 @@ from saguaro.serve.http.protocol import ChatRequest, CompletionRequest
 from saguaro.serve.http.service import Service
 from saguaro.serve.http.structured import structured
 
+# What is looked at for every token: more would make everybody wait.
+MAX_STOPS, MAX_STOP_CHARS = 64, 1024
+MAX_BIASES = 1024
+
 
 def check_asking(service: Service, body: ChatRequest | CompletionRequest, n_prompts: int) -> SamplingParams:
     """How it is decoded; raises if it is not to be served."""
@@ -18,6 +22,7 @@ def check_asking(service: Service, body: ChatRequest | CompletionRequest, n_prom
     if body.stream_options is not None:
         body.stream_options.check_extra()
     params = replace(body.params(), **structured(body))
+    _check_lists(params)
     limits = service.limits
     if params.n > limits.max_n:
         raise APIError(
@@ -27,3 +32,15 @@ def check_asking(service: Service, body: ChatRequest | CompletionRequest, n_prom
         message = f"{n_prompts} prompts; a request may have at most {limits.max_prompts}: ask twice"
         raise APIError(400, message, param="prompt")
     return params
+
+
+def _check_lists(params: SamplingParams) -> None:
+    if len(params.stop) > MAX_STOPS:
+        raise APIError(400, f"stop has {len(params.stop)} strings; at most {MAX_STOPS} are looked for", param="stop")
+    longest = max(map(len, params.stop), default=0)
+    if longest > MAX_STOP_CHARS:
+        message = f"stop has a string of {longest} characters; at most {MAX_STOP_CHARS} are looked for"
+        raise APIError(400, message, param="stop")
+    if len(params.logit_bias) > MAX_BIASES:
+        message = f"logit_bias has {len(params.logit_bias)} tokens; at most {MAX_BIASES} are changed"
+        raise APIError(400, message, param="logit_bias")

@@ -1,5 +1,6 @@
 """Chat and completions say what the engine says, whole or piece by piece."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -89,6 +90,31 @@ def test_bias_and_stop_tokens_reach_the_engine(server: Running) -> None:
     assert choice["text"] == "xxxxx"
     (choice,) = server.complete("the", max_tokens=5, logit_bias={"120": 100}, stop_token_ids=[120])["choices"]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", 120)
+
+
+EXTREMES: list[dict[str, Any]] = [
+    {"top_k": 10**30},
+    {"temperature": 5e-324},
+    {"temperature": 1e308},
+    {"top_p": 1e-320},
+    {"min_p": 1},
+    {"repetition_penalty": 1e-300},
+    {"repetition_penalty": 1e300, "temperature": 1e-300},
+    {"logit_bias": {"5": 1e308, "6": -1e308}, "logprobs": 20},
+    {"logit_bias": {str(token): -1e39 for token in range(288)}, "logprobs": 20},
+    {"seed": 2**63 - 1, "n": 3},
+    {"min_tokens": 16, "stop_token_ids": list(range(288))},
+]
+
+
+@pytest.mark.parametrize("extreme", EXTREMES, ids=range(len(EXTREMES)))
+def test_what_is_extreme_for_one_is_nothing_to_the_others(server: Running, plain: LLM, extreme: dict[str, Any]) -> None:
+    expected = plain.generate("the end", SamplingParams(**ASKED))[0].text
+    with ThreadPoolExecutor(2) as pool:
+        usual = pool.submit(server.complete, "the end", **ASKED)
+        odd = pool.submit(server.complete, "the end", **{"ignore_eos": True, **extreme})
+        assert usual.result()["choices"][0]["text"] == expected
+        assert all(choice["finish_reason"] in ("length", "stop") for choice in odd.result()["choices"])
 
 
 def test_a_completion_has_16_tokens_and_a_chat_fills_the_context(server: Running) -> None:
