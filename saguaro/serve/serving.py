@@ -27,9 +27,11 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
+        """Listen, and say so."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        name, method = self._service.names[0], self._service.engine.method.name
+        print(f"saguaro: serving {name} with {method} on http://{self.config.host}:{self.config.port}", file=sys.stderr)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: drain; a second Ctrl-C ends at once."""
@@ -69,8 +71,6 @@ def serve(command: cli.Serve) -> int:
         timeout_graceful_shutdown=int(limits.drain_seconds + SPARE_SECONDS),
         server_header=False,
     )
-    name, method = service.names[0], llm.engine.method.name
-    print(f"saguaro: serving {name} with {method} on http://{command.host}:{config.port}", file=sys.stderr)
     Server(config, service).run([place])
     return 0
 

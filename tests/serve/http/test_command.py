@@ -26,8 +26,8 @@ def serving(log: Path, *args: str, **environment: str) -> Iterator[tuple[subproc
     with log.open("wb") as out:
         process = subprocess.Popen([*SERVE, *args, "--port", "0"], stderr=out, env={**os.environ, **environment})
     try:
-        until(lambda: process.poll() is not None or "running on http" in log.read_text())
-        found = re.search(r"running on (http://[\d.:]+)", log.read_text())
+        until(lambda: process.poll() is not None or "saguaro: serving" in log.read_text())
+        found = re.search(r" on (http://[\d.:]+)", log.read_text())
         assert found is not None, log.read_text()
         with httpx.Client(base_url=found[1], timeout=60) as client:
             yield process, client
