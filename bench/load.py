@@ -63,7 +63,8 @@ class Args:
     method: str = "ssd"
     prepare: str = "always"
     rows: int = 16
-    kv_memory: str = "auto"
+    kv_memory: str = "96MiB"
+    """So little that all of it is soon in use, for memory counts when it is first written."""
     kill_every: float = 20.0
     """Seconds between two deaths of the draft."""
     max_tokens: int = 48
@@ -171,8 +172,8 @@ def serve(args: Args, folder: Path) -> int:
     model = write_tiny(folder, "llama", num_hidden_layers=4) if args.model == "tiny" else args.model
     draft = "drop:2" if args.model == "tiny" else args.draft
     settings: dict[str, Any] = {"method": args.method, "prepare": args.prepare, "max_batch_rows": args.rows}
-    llm = LLM(model, draft=draft, kv_memory=args.kv_memory, link="process", device="cpu", threads=1, **settings)
-    service = Service(llm.engine, ["model"], Limits(max_waiting=args.rows))
+    llm = LLM(model, draft=draft, kv_memory="1MiB" if args.model == "tiny" else args.kv_memory, link="process", device="cpu", threads=1, **settings)
+    service = Service(llm.engine, ["model"], Limits(max_waiting=args.clients))
     config = uvicorn.Config(create_app(service), port=0, log_level="error")
     server = Server(config, service)
     thread = threading.Thread(target=server.run)
