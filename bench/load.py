@@ -172,7 +172,15 @@ def serve(args: Args, folder: Path) -> int:
     model = write_tiny(folder, "llama", num_hidden_layers=4) if args.model == "tiny" else args.model
     draft = "drop:2" if args.model == "tiny" else args.draft
     settings: dict[str, Any] = {"method": args.method, "prepare": args.prepare, "max_batch_rows": args.rows}
-    llm = LLM(model, draft=draft, kv_memory="1MiB" if args.model == "tiny" else args.kv_memory, link="process", device="cpu", threads=1, **settings)
+    llm = LLM(
+        model,
+        draft=draft,
+        kv_memory="1MiB" if args.model == "tiny" else args.kv_memory,
+        link="process",
+        device="cpu",
+        threads=1,
+        **settings,
+    )
     service = Service(llm.engine, ["model"], Limits(max_waiting=args.clients))
     config = uvicorn.Config(create_app(service), port=0, log_level="error")
     server = Server(config, service)

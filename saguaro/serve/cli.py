@@ -57,8 +57,11 @@ class EngineArgs(EngineConfig):
         return EngineConfig(**asdict(self))
 
 
+@dataclass(frozen=True, kw_only=True)
 class SamplingArgs(SamplingParams):
     """How text is decoded."""
+
+    prepare: tyro.conf.Suppress[bool] = True  # for requests that differ; here --prepare says it for the whole engine
 
     def __post_init__(self) -> None:
         """Checked when the parameters are made, so that errors read the same everywhere."""
@@ -243,7 +246,7 @@ class LimitArgs(Limits):
 class Serve:
     """Serve the model over HTTP, as the OpenAI API has it."""
 
-    model: tyro.conf.Positional[str | None] = None
+    model: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[MODEL]")] = None
     """A folder, a .gguf file or a Hub id; without it, SmolLM2-135M-Instruct."""
     tokenizer: str | None = None
     """A folder with another tokenizer than the model's."""
