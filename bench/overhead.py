@@ -4,7 +4,7 @@ python -m bench.overhead                                   # ar
 python -m bench.overhead --draft drop:14 --method ssd
 
 The server is a process of its own, as users run it, and the client reads every event. The ways take turns, and the
-first turn is for warming up. The exit status is 1 if a way through the server is slower than --least times LLM.generate.
+first turn is for warming up. The exit status is 1 if the server is slower than --least times LLM.generate.
 """
 
 import http.client

@@ -114,7 +114,7 @@ class Answer:
                 return tail if wants_usage else None, True
             case Piece(delta=delta):
                 if delta.finish_reason == "error":
-                    return _broken().body(), True
+                    return _broken(delta.stop_reason).body(), True
                 at = event.prompt * self._n + delta.index
                 rounds = self._narrate(event)
                 if not (delta.text or delta.logprobs or delta.finish_reason or rounds):
@@ -137,8 +137,9 @@ class Answer:
 
     def _response(self, results: list[Result]) -> dict[str, Any]:
         outputs = [output for result in results for output in result.outputs]
-        if any(output.finish_reason == "error" for output in outputs):
-            raise _broken()
+        for output in outputs:
+            if output.finish_reason == "error":
+                raise _broken(output.stop_reason)
         choices = []
         for at, output in enumerate(outputs):
             choice = {"index": at, **self._shape.output(output), "seed": output.seed}
@@ -179,5 +180,8 @@ def usage_of(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def _broken() -> APIError:
+def _broken(reason: str | int | None) -> APIError:
+    """An output that ended with an error: what the request itself caused has a reason."""
+    if isinstance(reason, str):
+        return APIError(400, reason)
     return APIError(500, "the engine could not go on with this request; the server's log says why")

@@ -16,6 +16,8 @@ from saguaro.serve.prometheus import Metrics
 
 T = TypeVar("T")
 
+READERS = 4  # threads that read prompts, beside the event loop and the engine: a long one must not hold up the others
+
 
 class Service:
     """A served model."""
@@ -29,8 +31,7 @@ class Service:
         self.tokenizer = engine.tokenizer.copy()  # the engine's thread has its own
         self.tokenizer.encode(" ")  # the first call may change settings, which nobody else may see happen
         self._longest_word = max(len(text) for text in self.tokenizer.spelling.values())
-        # One thread: prompts are read one after the other, beside the event loop and the engine.
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="saguaro-tokens")
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="saguaro-tokens")
 
     async def start(self) -> None:
         """Begin to serve."""
@@ -39,7 +40,7 @@ class Service:
     async def close(self) -> None:
         """End everything."""
         await self.front.close()
-        self._reader.shutdown(wait=False)
+        self._readers.shutdown(wait=False)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a name that is not served."""
@@ -49,7 +50,7 @@ class Service:
 
     async def read(self, function: Callable[..., T], *args: object) -> T:
         """Call a function of the tokenizer beside everything else."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, function, *args)
 
     def encode(self, prompt: str | list[int], params: SamplingParams) -> list[int]:
         """A prompt's tokens, of which it is known that they can be served."""
