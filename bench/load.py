@@ -28,7 +28,6 @@ import tyro
 import uvicorn
 
 from saguaro import LLM
-from saguaro.config import format_bytes
 from saguaro.model.tiny import write_tiny
 from saguaro.serve.http.app import create_app
 from saguaro.serve.http.limits import Limits
@@ -223,7 +222,7 @@ def _watch(args: Args, llm: LLM, service: Service, clients: "subprocess.Popen[st
             held = f"{pool.n_pages - pool.n_free} of {pool.n_pages} pages held"
             rows = f"{service.front.n_rows} outputs in the making"
             drafts = f"draft started {link.n_starts} times"
-            print(f"{now - began:6.1f} s  {format_bytes(memory[-1])}, {rows}, {held}, {drafts}", flush=True)
+            print(f"{now - began:6.1f} s  {memory[-1] / 2**20:.1f} MiB, {rows}, {held}, {drafts}", flush=True)
         time.sleep(0.25)
     return memory
 
@@ -243,11 +242,12 @@ def report(llm: LLM, service: Service, ended: dict[str, int], health: list[float
     if max(health) > 1:
         problems.append("/health took longer than a second")
     if after > GROWTH * before:
-        problems.append(f"memory grew from {format_bytes(before)} to {format_bytes(after)}")
+        problems.append(f"memory grew from {before / 2**20:.1f} MiB to {after / 2**20:.1f} MiB")
     pool.check(llm.engine.scheduler.tables())
     if pool.n_free != pool.n_pages or service.front.n_rows or llm.engine.has_work:
         problems.append(f"{pool.n_pages - pool.n_free} pages are held, {service.front.n_rows} outputs left")
-    print(f"memory {format_bytes(before)} in the first half, {format_bytes(after)} in the last quarter at most")
+    grew = f"{before / 2**20:.1f} MiB in the first half, {after / 2**20:.1f} MiB in the last quarter"
+    print(f"memory at most {grew}")
     print(f"/health: {len(health)} answers, the slowest after {slowest} ms; the draft died {link.n_deaths} times")
     print(f"pages: all {pool.n_pages} given back" if pool.n_free == pool.n_pages else "pages are missing")
     print("\n".join(f"PROBLEM: {problem}" for problem in problems) or "everything held")
