@@ -120,6 +120,8 @@ class SamplingParams:
     structured: Structured | None = None
     """What the output must look like; or a mapping with json, regex, choice or grammar. It ends when that is complete,
     whatever ignore_eos and min_tokens say."""
+    prepare: bool = True
+    """Whether outcomes may be prepared for this request; without, it is drafted just in time."""
 
     def __post_init__(self) -> None:
         if isinstance(self.structured, Mapping):

@@ -11,10 +11,15 @@
     ├── CapacityError       the KV memory cannot hold what was asked for
     ├── DraftError          a draft that could not be started
     ├── CorpusError         texts to distil from that cannot be read or written
-    └── RequestError        one request that cannot be served; others go on
-        ├── EmptyPrompt
-        ├── PromptTooLong
-        └── UnknownRequest
+    ├── RequestError        one request that cannot be served; others go on
+    │   ├── EmptyPrompt
+    │   ├── PromptTooLong
+    │   └── UnknownRequest
+    └── ServiceError        a server that cannot serve a request through no fault of the request
+        ├── Overloaded          too many others
+        ├── Unavailable         it is ending, or has broken down
+        ├── TimedOut            it took longer than a request may
+        └── ReaderTooSlow       nobody takes what was generated
 
 A message names what was given, what the limit is, and what to do about it.
 """
@@ -81,3 +86,23 @@ class UnknownRequest(RequestError, KeyError):
 
     def __str__(self) -> str:  # KeyError would show the repr
         return str(self.args[0]) if self.args else ""
+
+
+class ServiceError(SaguaroError):
+    """A server that cannot serve a request through no fault of the request."""
+
+
+class Overloaded(ServiceError):
+    """Too many other requests; later there will be fewer."""
+
+
+class Unavailable(ServiceError):
+    """The server is ending, or has broken down."""
+
+
+class TimedOut(ServiceError):
+    """It took longer than a request may."""
+
+
+class ReaderTooSlow(ServiceError):
+    """Nobody takes what was generated."""

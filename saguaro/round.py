@@ -152,7 +152,7 @@ class DraftSide:
         wanted = [(row, min(n, self._lookahead)) for row, n in known if n > 0]
         missed = self.cache.serve(outcome, wanted, self.drafter)
         self.fallback.draft(missed, len(slots))
-        self._asked = [row for row, _ in known]
+        self._asked = [row for row, _ in known if row.request.params.prepare]
         spec = self.rows.in_flight(slots, self._lookahead, self._n_vocab)
         return replace(spec, times=DraftTimes((began, now()), self._prepared_in(), self._made is not None))
 

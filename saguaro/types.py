@@ -152,6 +152,8 @@ class RowEvent:
     source: str  # of SOURCES
     n_tokens: int  # that the request got; fewer than k + 1 where it ended
     room: int  # tokens that might have been speculated
+    drafted: tuple[int, ...] = ()  # the speculated tokens, accepted or not
+    prepares: bool = True  # whether outcomes may be prepared for it
 
 
 @dataclass(frozen=True)

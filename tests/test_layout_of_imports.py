@@ -47,6 +47,13 @@ from saguaro import LLM, SamplingParams
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_only_the_server_imports_what_serves() -> None:
+    """Whoever generates does not wait for a web framework to load."""
+    script = "import sys, saguaro.serve.cli, saguaro.serve.generate, saguaro.serve.chat, saguaro.serve.front\n"
+    script += "assert not {'fastapi', 'starlette', 'uvicorn', 'pydantic', 'prometheus_client'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_no_method_is_named_in_the_loop() -> None:
     for path in [ROOT / "round.py", *(ROOT / "engine").glob("*.py"), *(ROOT / "transport").glob("*.py")]:
         assert "method ==" not in path.read_text(), path

@@ -16,8 +16,13 @@ def round_event(
     verify_s: float | None,  # that a device computed
 ) -> RoundEvent:
     """What a round computed and gave, and when."""
-    rows = tuple(RowEvent(c.request.id, c.length, c.k, c.source, len(c.tokens), c.room) for c in commits)
+    rows = tuple(_row_event(commit) for commit in commits)
     speculate, launch, overlap, collect = pairwise(at)
     n_computed = sum(row.n_tokens for row in batch.rows) + int(spec.length.sum())
     verify = None if verify_s is None else (launch[0], launch[0] + verify_s)
     return RoundEvent(number, n_computed, rows, speculate, launch, overlap, collect, spec.times, verify)
+
+
+def _row_event(c: Commit) -> RowEvent:
+    prepares = c.request.params.prepare
+    return RowEvent(c.request.id, c.length, c.k, c.source, len(c.tokens), c.room, tuple(c.drafted), prepares)

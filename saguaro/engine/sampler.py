@@ -19,6 +19,8 @@ from saguaro.types import TokenLogprobs
 
 Place = tuple[Request, Sequence[int]]  # a request, and the speculated tokens before this logit
 
+MANY = 2**31  # a top_k beyond any vocabulary, whatever was asked for
+
 
 class Sampler:
     """Chooses tokens; holds nothing but the vocabulary's size, and a kernel for plain requests if there is one."""
@@ -84,7 +86,7 @@ def rules(places: Sequence[Place], device: torch.device) -> Rules:
     params = [request.params for request, _ in places]
     floats = torch.tensor([[p.temperature, p.top_p, p.min_p] for p in params], dtype=torch.float32).to(device)
     whole = torch.tensor(
-        [[r.params.top_k, r.seed, len(r.tokens) + len(before)] for r, before in places], dtype=torch.int64
+        [[min(r.params.top_k, MANY), r.seed, len(r.tokens) + len(before)] for r, before in places], dtype=torch.int64
     ).to(device)
     return Rules(
         temperature=floats[:, 0],

@@ -54,6 +54,7 @@ class Commit:
     k: int  # of these, accepted
     source: str  # of SOURCES
     logprobs: Sequence[TokenLogprobs] = ()
+    drafted: Sequence[int] = ()  # the speculated tokens, accepted or not
 
 
 class Scheduler:
@@ -151,10 +152,9 @@ class Scheduler:
                 logprobs = outcome.logprobs[index] if outcome.logprobs else ()
                 new = self._append(request, new)
                 request.logprobs.extend(logprobs[: len(new)])
-                source = SOURCES[sources[index]]
-                commits.append(
-                    Commit(request, new, row.lookahead, length[index], n_accepted, source, logprobs[: len(new)])
-                )
+                source, proposed = SOURCES[sources[index]], drafted[index][: length[index]]
+                facts = (row.lookahead, length[index], n_accepted, source)
+                commits.append(Commit(request, new, *facts, logprobs[: len(new)], proposed))
             request.n_computed = min(request.n_computed, len(request.tokens))
             self.pool.publish(request.table, request.tokens, request.n_computed)
             if request.finish_reason is None:

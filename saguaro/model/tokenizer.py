@@ -1,5 +1,6 @@
 """Text to tokens and back, through transformers; and text that arrives token by token."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,13 @@ class Tokenizer:
         self.n_vocab: int = max(self.spelling) + 1  # ids the tokenizer can make or read
         self.eos_id: int | None = inner.eos_token_id
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a plain text, with the special tokens the model puts around one."""
-        return list(self.inner(_check_text(text))["input_ids"])
+    def copy(self) -> "Tokenizer":
+        """One that another thread can use at the same time."""
+        return Tokenizer(copy.deepcopy(self.inner), self.name)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Tokens of a plain text, with the special tokens the model puts around one unless these are not wanted."""
+        return list(self.inner(_check_text(text), add_special_tokens=special)["input_ids"])
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a conversation, ready for the assistant's next turn."""
@@ -35,9 +40,10 @@ class Tokenizer:
             raise RequestError(f"the chat template of {self.name} refuses this conversation: {e}") from e
         return list(self.inner(_check_text(text), add_special_tokens=False)["input_ids"])
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of these tokens, special ones left out."""
-        return str(self.inner.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def decode(self, tokens: Sequence[int], special: bool = False) -> str:
+        """Text of these tokens, special ones left out unless they are wanted."""
+        skipped = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
+        return str(self.inner.decode(list(tokens), **skipped))
 
 
 def _check_text(text: str) -> str:
@@ -134,6 +140,12 @@ class TextStream:
     def text(self) -> str:
         """Everything handed out so far."""
         return self._text[: self._shown]
+
+    def fork(self) -> "TextStream":
+        """Another that goes on from here by itself."""
+        other = copy.copy(self)
+        other._tokens = list(self._tokens)
+        return other
 
     def push(self, *tokens: int, may_stop: bool = True) -> str:
         """Take tokens, return the text that is now certain. After a stop string, `stopped_by` names it.

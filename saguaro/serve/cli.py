@@ -1,4 +1,4 @@
-"""The command line: `saguaro generate`, `chat`, `compare`, `bench`, `info`, `distill`.
+"""The command line: `saguaro generate`, `chat`, `serve`, `compare`, `bench`, `info`, `distill`.
 
 Flags are the fields of EngineConfig, SamplingParams and Recipe. Results go to standard output, everything else to
 standard error; the exit status is 0, or 1 when some prompt failed or outputs differ that must not, or 2 when nothing
@@ -19,6 +19,7 @@ import tyro
 from saguaro.config import EngineConfig, SamplingParams, Structured
 from saguaro.distill.recipe import Recipe
 from saguaro.errors import ConfigError, SaguaroError
+from saguaro.serve.http.limits import Limits
 
 if TYPE_CHECKING:
     from saguaro.serve.llm import LLM
@@ -61,6 +62,7 @@ class SamplingArgs(SamplingParams):
     """How text is decoded."""
 
     structured: Annotated[Structured | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
+    prepare: tyro.conf.Suppress[bool] = True  # for requests that differ; here --prepare says it for the whole engine
 
     def __post_init__(self) -> None:
         """Checked when the parameters are made, so that errors read the same everywhere."""
@@ -247,10 +249,66 @@ class Distill:
     recipe: Flat[RecipeArgs] = field(default_factory=RecipeArgs)
 
 
-AnyCommand = Generate | Chat | Compare | Bench | Info | Distill
+@dataclass(frozen=True, kw_only=True)
+class ServedEngineArgs(EngineArgs):
+    """How the engine is built; some flags have vLLM's names too."""
+
+    max_batch_rows: Annotated[int, tyro.conf.arg(aliases=["--max-num-seqs"])] = EngineConfig.max_batch_rows
+    """Most requests decoded together."""
+    max_batch_tokens: Annotated[int, tyro.conf.arg(aliases=["--max-num-batched-tokens"])] = (
+        EngineConfig.max_batch_tokens
+    )
+    """Most tokens computed in one step; longer prompts are computed in chunks."""
+    page_size: Annotated[int, tyro.conf.arg(aliases=["--block-size"])] = EngineConfig.page_size
+    """Tokens per page of KV memory."""
+
+
+class LimitArgs(Limits):
+    """What a request may be, and how long it may take."""
+
+    def __post_init__(self) -> None:
+        """Checked when the limits are made, so that errors read the same everywhere."""
+
+    def limits(self) -> Limits:
+        """The checked limits."""
+        return Limits(**asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Serve the model over HTTP, as the OpenAI API has it."""
+
+    model: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[MODEL]")] = None
+    """A folder, a .gguf file or a Hub id; without it, SmolLM2-135M-Instruct."""
+    tokenizer: str | None = None
+    """A folder with another tokenizer than the model's."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id."""
+    cache_dir: Path | None = None
+    """Where the default model is kept."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every one there is."""
+    port: int = 8000
+    """Port to listen on; 0: any that is free."""
+    api_key: tuple[str, ...] = ()
+    """Keys of which a client must know one; without any, that of SAGUARO_API_KEY; without that, everybody is served."""
+    served_model_name: tuple[str, ...] = ()
+    """Names that clients may call the model by; the first is the one in responses. Without any, the model's own."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web origins whose pages may ask; * is all of them. Without any, only the server's own."""
+    access_log: bool = True
+    """Log every request."""
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+    """What is logged."""
+    limits: Flat[LimitArgs] = field(default_factory=LimitArgs)
+    engine: Flat[ServedEngineArgs] = field(default_factory=ServedEngineArgs)
+
+
+AnyCommand = Generate | Chat | Serve | Compare | Bench | Info | Distill
 Command = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Chat, tyro.conf.subcommand("chat")]
+    | Annotated[Serve, tyro.conf.subcommand("serve")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Info, tyro.conf.subcommand("info")]
@@ -294,30 +352,37 @@ def parse(argv: Sequence[str]) -> AnyCommand:
 
 
 def run(command: AnyCommand) -> int:
-    """Carry out a command; its exit status."""
-    if isinstance(command, Generate):
-        from saguaro.serve.generate import generate
+    """Carry out a command; its exit status. Only its own module is imported."""
+    match command:
+        case Generate():
+            from saguaro.serve.generate import generate
 
-        return generate(command)
-    if isinstance(command, Chat):
-        from saguaro.serve.chat import chat
+            status = generate(command)
+        case Chat():
+            from saguaro.serve.chat import chat
 
-        return chat(command)
-    if isinstance(command, Compare):
-        from saguaro.serve.compare import compare
+            status = chat(command)
+        case Serve():
+            from saguaro.serve.serving import serve
 
-        return compare(command)
-    if isinstance(command, Bench):
-        from saguaro.serve.bench import bench
+            status = serve(command)
+        case Compare():
+            from saguaro.serve.compare import compare
 
-        return bench(command)
-    if isinstance(command, Distill):
-        from saguaro.serve.distill import distill
+            status = compare(command)
+        case Bench():
+            from saguaro.serve.bench import bench
 
-        return distill(command)
-    from saguaro.serve.info import info
+            status = bench(command)
+        case Info():
+            from saguaro.serve.info import info
 
-    return info(command)
+            status = info(command)
+        case Distill():
+            from saguaro.serve.distill import distill
+
+            status = distill(command)
+    return status
 
 
 def load(which: ModelArgs, engine: EngineArgs) -> "LLM":

@@ -7,7 +7,7 @@ Definitions, one for each word. A row-round is one request in one round that gav
     ... by position     P(token i accepted | it was verified and all before it were accepted)
     hit rate            row-rounds whose speculation came from the cache / row-rounds in question: those with room for a
                         speculation, of a request that had a round before, whose outcome could have been foreseen, in
-                        rounds for which something was prepared
+                        rounds for which something was prepared, for requests that are prepared for
     prepared            rounds for which something was prepared / rounds in which somebody drafts
     after primary       the same where the request's speculation before was itself a hit; after backup: where not
     by k                the same by how many tokens the outcome before had accepted
@@ -174,7 +174,7 @@ class Summary:
         for position in range(min(row.k + 1, row.length)):
             self.by_position[position].count(position < row.k)
         before = self._before.pop(row.request, None)
-        if before is not None and row.room > 0 and is_prepared:
+        if before is not None and row.room > 0 and is_prepared and row.prepares:
             after = self.hits_after_primary if _is_hit(before) else self.hits_after_backup
             for rate in (self.hits, after, self.hits_by_k.setdefault(before.k, Rate())):
                 rate.count(_is_hit(row))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-MAGIC, VERSION = b"SAGU", 2
+MAGIC, VERSION = b"SAGU", 3
 HEADER_SIZE = 32
 CHECKED = 2**20  # bytes of a body under its checksum; of a large q the rest is not, for that would take too long
 

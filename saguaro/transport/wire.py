@@ -25,7 +25,7 @@ MAX_TEXT = 2**24  # tokens of a row, and biases: more than any context
 MAX_WORDS = 2**20  # bytes of settings, of a failure's message, or of a row's grammar
 
 _INT, _FLOAT = np.dtype("<i8"), np.dtype("<f8")
-_WHOLE = ("slot", "seed", "n_prompt", "n_tokens", "n_bias", "n_words", "top_k")
+_WHOLE = ("slot", "seed", "n_prompt", "n_tokens", "n_bias", "n_words", "top_k", "prepare")
 _RULES = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _ROW = np.dtype([(name, _INT) for name in _WHOLE] + [(name, _FLOAT) for name in _RULES])
 _Q = {0: None, 4: np.dtype("<f4"), 8: np.dtype("<f8")}  # by the number that stands for it: bytes of a probability
@@ -107,7 +107,8 @@ def encode_turn(turn: Turn) -> list[memoryview]:
         p = row.params
         top_k = min(p.top_k, 2**31)  # beyond any vocabulary, whatever was asked for
         words.append(_words(p.structured))
-        whole = (row.slot, row.seed, row.n_prompt, len(row.tokens), len(p.logit_bias), len(words[-1]), top_k)
+        sizes = (row.n_prompt, len(row.tokens), len(p.logit_bias), len(words[-1]))
+        whole = (row.slot, row.seed, *sizes, top_k, p.prepare)
         rows[at] = (*whole, *(getattr(p, name) for name in _RULES))
         texts += row.tokens
         biased += p.logit_bias
@@ -244,15 +245,18 @@ def _joined(
     out: list[Joined] = []
     token = bias = 0
     for row, structured in zip(rows, wishes, strict=True):
-        slot, seed, n_prompt, n_tokens, n_bias, _, top_k = (int(row[name]) for name in _WHOLE)
-        if not (0 <= slot < limits.max_rows and seed >= 0 and 0 <= n_prompt <= n_tokens and n_bias >= 0):
+        slot, seed, n_prompt, n_tokens, n_bias, _, top_k, prepare = (int(row[name]) for name in _WHOLE)
+        if not (
+            0 <= slot < limits.max_rows and seed >= 0 and 0 <= n_prompt <= n_tokens and n_bias >= 0 <= prepare <= 1
+        ):
             raise WireError(f"slot {slot}, seed {seed}, {n_prompt} of {n_tokens} tokens and {n_bias} biases are no row")
         if token + n_tokens > len(texts) or bias + n_bias > len(biases):
             raise WireError("the rows claim more text than came with them")
         rules: dict[str, Any] = {name: float(row[name]) for name in _RULES}
         added = dict(zip(biased[bias : bias + n_bias], biases[bias : bias + n_bias], strict=True))
         try:
-            params = SamplingParams(top_k=top_k, logit_bias=added, structured=structured, **rules)
+            rules |= {"top_k": top_k, "prepare": bool(prepare), "logit_bias": added, "structured": structured}
+            params = SamplingParams(**rules)
         except ConfigError as e:
             raise WireError(f"a row that nobody can ask for: {e}") from e
         out.append(Joined(slot, texts[token : token + n_tokens], n_prompt, seed, params))

@@ -15,13 +15,14 @@ import torch
 
 from saguaro.algo.planning import Ahead, Planned
 from saguaro.draft import fallback, graphed
+from saguaro.draft.economy import Lavish
 from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.rows import Row, Rows
 from saguaro.engine.request import Request
 from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.methods import METHODS, draft_side
 from saguaro.model.transformer import Transformer
-from saguaro.types import Joined, Outcome
+from saguaro.types import Joined, Outcome, RoundEvent
 from tests.draft.config import new_config
 from tests.engine.test_round import N_KNOWN, new_model, new_requests, true_output
 from tests.round.tabular import Clock, under
@@ -100,6 +101,29 @@ def test_a_draft_that_is_the_target_is_right_however_often_it_prepares(
     rig.side.economy = Moody(seed=max_rows, share=share)
     assert_always_right(rig, new_requests(PLAIN, n=N_REQUESTS, max_tokens=40))
     assert rig.sources[fallback] > 0
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("method", PREPARING)
+@pytest.mark.parametrize("every", [1, 2])
+def test_requests_that_are_not_prepared_for_are_never_hit(
+    every: int, method: str, kind: str, target: Transformer, truth: list[list[int]]
+) -> None:
+    """All of them, or every second: the tokens are the true ones, and the others are hit as before."""
+    rig = new_rig(under("shared", method), target, target.without([1]), lookahead=3, kernels=KERNELS[kind]())
+    requests = new_requests(n=N_REQUESTS)
+    for request in requests[::every]:
+        request.params = replace(request.params, prepare=False)
+    rig.side.economy = Lavish()
+    events: list[RoundEvent] = []
+    rig.round.observers.append(events.append)
+    assert rig.run(requests) == truth
+    plain = {request.id for request in requests[::every]}
+    rows = [row for event in events for row in event.rows]
+    assert all(row.prepares == (row.request not in plain) for row in rows)
+    assert not any(row.source == "cache" for row in rows if row.request in plain)
+    assert any(row.source == "cache" for row in rows if row.request not in plain) == (every > 1)
+    assert all(len(row.drafted) == row.length for row in rows)
 
 
 @pytest.mark.parametrize("most", [1, 8, 16, 64])

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from saguaro.model.tiny import write_tiny
+from saguaro.serve.cli import parse
 
 SAGUARO = [sys.executable, "-m", "saguaro"]
 
@@ -28,6 +29,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 def saguaro(*args: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     return subprocess.run([*SAGUARO, *args], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "compare", "bench", "info", "distill"])
+def test_every_command_tells_its_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No two of a command's flags have the same name: that shows when they are put together."""
+    with pytest.raises(SystemExit) as ended:
+        parse([command, "--help"])
+    assert ended.value.code == 0
+    assert f"saguaro {command}" in capsys.readouterr().out
 
 
 def test_generate_prints_one_json_object_per_prompt_in_order(tiny: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,15 @@ def test_rows_that_are_not_speculated_keep_the_others_in_step(drafted: LLM, plai
     assert tokens(run(drafted.engine, ["an"], sample(speculation=False))) == tokens(
         run(plain.engine, ["an"], sample(speculation=False))
     )
+
+
+def test_rows_that_are_not_prepared_for_are_drafted_just_in_time(drafted: LLM, expected: list[list[int]]) -> None:
+    summary = watch(drafted)
+    unprepared = [replace(params, prepare=False) for params in PARAMS]
+    assert tokens(run(drafted.engine, PROMPTS, unprepared)) == expected
+    assert summary.by_source["cache"] == 0
+    assert summary.by_source["draft"] > 0
+    assert summary.hit_rate is None, "what nobody prepared for is no miss"
 
 
 def test_streams_that_end_early_leave_the_draft_in_step(drafted: LLM, plain: LLM) -> None:

@@ -195,7 +195,8 @@ def test_a_record_holds_every_round(tmp_path: Path) -> None:
             recorder(one)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines == json.loads(json.dumps([asdict(one) for one in ROUNDS]))
-    assert lines[1]["rows"][0] == {"request": "a", "length": 3, "k": 3, "source": "cache", "n_tokens": 4, "room": 3}
+    row = {"request": "a", "length": 3, "k": 3, "source": "cache", "n_tokens": 4, "room": 3}
+    assert lines[1]["rows"][0] == {**row, "drafted": [], "prepares": True}
     assert (lines[1]["launch"], lines[1]["draft"]["prepare"], lines[0]["draft"]) == ([8, 12], [2, 6.5], None)
 
 

@@ -54,6 +54,7 @@ def rows(draw: st.DrawFn) -> Joined:
         frequency_penalty=draw(st.floats(-2, 2)),
         logit_bias=draw(st.dictionaries(token, st.floats(-1e300, 1e300))),
         structured=draw(wishes),
+        prepare=draw(st.booleans()),
     )
     return Joined(draw(slot), text, draw(st.integers(0, len(text))), draw(st.integers(0, 2**63 - 1)), params)
 
@@ -328,9 +329,9 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_awaited() -> None:
 
 def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(frame, "VERSION", 3)
+        patch.setattr(frame, "VERSION", 4)
         data = b"".join(frame.frame(Kind.READY, 1, []))
-    with pytest.raises(WireError, match="version 3; this end speaks version 2"):
+    with pytest.raises(WireError, match="version 4; this end speaks version 3"):
         arrive(data)
 
 

@@ -1,0 +1,187 @@
+"""From a request for text to its response, whole or piece by piece; chat and completions differ in their shapes."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from fastapi import Request
+from starlette.responses import JSONResponse, Response
+
+from saguaro import rng
+from saguaro.config import SamplingParams
+from saguaro.serve.front import Done, Event, Failed, Piece, Ticket
+from saguaro.serve.http.errors import APIError, api_error
+from saguaro.serve.http.protocol import Asking
+from saguaro.serve.http.service import Service
+from saguaro.serve.http.speculation import Narrator
+from saguaro.serve.http.sse import DONE, ClientGone, EventStream, sse, unless_gone
+from saguaro.serve.results import Completion, Delta, Result
+
+GRACE = 10.0  # seconds after the time limit until a client that reads nothing is left
+
+Choice = dict[str, Any]
+
+
+class Shape(Protocol):
+    """How an endpoint words what was generated."""
+
+    prefix: str  # of ids
+    whole: str  # `object` of a response
+    chunk: str  # `object` of a chunk
+
+    def opening(self) -> Choice | None:
+        """What an output's first chunk says before there is any text."""
+
+    def piece(self, at: int, delta: Delta) -> Choice:
+        """What a delta adds to output `at`."""
+
+    def output(self, output: Completion) -> Choice:
+        """A finished output."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request as it came, and what it means."""
+
+    request: Request
+    body: Asking
+    params: SamplingParams
+    prompts: Sequence[Sequence[int]]
+    shape: Shape
+
+
+class Answer:
+    """One response in the making. Output `at` is of prompt at // n."""
+
+    def __init__(self, service: Service, question: Question, ticket: Ticket) -> None:
+        self._service, self._ticket = service, ticket
+        self._shape, self._body = question.shape, question.body
+        self._n, self._prompts = question.params.n, question.prompts
+        seeds = [question.params.seed if question.params.seed is not None else rng.fresh_seed() for _ in self._prompts]
+        self._seeds = [rng.derive_seed(seed, index) for seed in seeds for index in range(self._n)]
+        self._id, self._created = f"{self._shape.prefix}-{uuid.uuid4().hex}", int(time.time())
+        self._narrators: list[Narrator] = []
+        self._rounds: list[list[Any]] = [[] for _ in self._seeds]
+        if question.body.return_speculation:
+            tokenizer, arrived = service.tokenizer, ticket.arrived
+            self._narrators = [Narrator(tokenizer, prompt, arrived) for prompt in self._prompts for _ in range(self._n)]
+        params = [replace(question.params, seed=seed) for seed in seeds]
+        ticket.submit(self._prompts, params, wants_pieces=bool(self._body.stream or self._narrators))
+
+    async def whole(self) -> dict[str, Any]:
+        """Wait for everything."""
+        while True:
+            for event in await self._ticket.events():
+                match event:
+                    case Piece():
+                        self._narrate(event)
+                    case Failed(error):
+                        raise error
+                    case Done(results):
+                        return self._response(results)
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Events, of which the last is [DONE]; one before it has an error if it could not be finished."""
+        wants_usage = bool(self._body.stream_options and self._body.stream_options.include_usage)
+        usage: dict[str, Any] = {"usage": None} if wants_usage else {}
+        for at in range(len(self._seeds)):
+            opening = self._shape.opening()
+            if opening is not None:
+                yield sse({**self._head(self._shape.chunk), "choices": [{"index": at, **opening}], **usage})
+        is_over = False
+        while not is_over:
+            chunks = []
+            for event in await self._ticket.events():
+                chunk, is_over = self._chunk(event, wants_usage)
+                if chunk is not None:
+                    chunks.append(sse({**chunk, **usage} if "choices" in chunk and "usage" not in chunk else chunk))
+                if is_over:
+                    chunks.append(DONE)
+                    break
+            if chunks:
+                yield b"".join(chunks)
+
+    def _chunk(self, event: Event, wants_usage: bool) -> tuple[dict[str, Any] | None, bool]:
+        """What an event says, and whether it is the last."""
+        match event:
+            case Failed(error):
+                return api_error(error).body(), True
+            case Done(results):
+                tail = {**self._head(self._shape.chunk), "choices": [], "usage": usage_of(results)}
+                return tail if wants_usage else None, True
+            case Piece(delta=delta):
+                if delta.finish_reason == "error":
+                    return _broken(delta.stop_reason).body(), True
+                at = event.prompt * self._n + delta.index
+                rounds = self._narrate(event)
+                if not (delta.text or delta.logprobs or delta.finish_reason or rounds):
+                    return None, False  # half a character
+                choice = {"index": at, **self._shape.piece(at, delta)}
+                if self._narrators:
+                    choice["speculation"] = rounds
+                if delta.finish_reason is not None:
+                    choice["seed"] = self._seeds[at]
+                return {**self._head(self._shape.chunk), "choices": [choice]}, False
+
+    def _narrate(self, piece: Piece) -> list[Any]:
+        if not self._narrators:
+            return []
+        at = piece.prompt * self._n + piece.delta.index
+        rounds = self._narrators[at].tell(piece)
+        if not self._body.stream:
+            self._rounds[at] += rounds
+        return rounds
+
+    def _response(self, results: list[Result]) -> dict[str, Any]:
+        outputs = [output for result in results for output in result.outputs]
+        for output in outputs:
+            if output.finish_reason == "error":
+                raise _broken(output.stop_reason)
+        choices = []
+        for at, output in enumerate(outputs):
+            choice = {"index": at, **self._shape.output(output), "seed": output.seed}
+            if self._narrators:
+                choice["speculation"] = self._rounds[at]
+            choices.append(choice)
+        return {**self._head(self._shape.whole), "choices": choices, "usage": usage_of(results)}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        name = self._body.model or self._service.names[0]
+        head = {"id": self._id, "object": kind, "created": self._created, "model": name}
+        return {**head, "system_fingerprint": None}
+
+
+async def respond(service: Service, question: Question, stack: ExitStack, ticket: Ticket) -> Response:
+    """The response to a question; what the stack holds is given back when it has been sent."""
+    answer = Answer(service, question, ticket)
+    if question.body.stream:
+        seconds = service.limits.request_timeout + GRACE
+        return EventStream(answer.stream(), stack.pop_all().close, seconds)
+    with stack:
+        try:
+            return JSONResponse(await unless_gone(question.request.receive, answer.whole()))
+        except ClientGone:
+            return Response(status_code=499)  # which nobody reads
+
+
+def usage_of(results: Sequence[Result]) -> dict[str, Any]:
+    """How many tokens there were."""
+    n_prompt = sum(len(result.prompt_token_ids) for result in results)
+    n_output = sum(len(output.token_ids) for result in results for output in result.outputs)
+    n_cached = sum(result.outputs[0].timings.n_cached for result in results)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_output,
+        "total_tokens": n_prompt + n_output,
+        "prompt_tokens_details": {"cached_tokens": n_cached},
+    }
+
+
+def _broken(reason: str | int | None) -> APIError:
+    """An output that ended with an error: what the request itself caused has a reason."""
+    if isinstance(reason, str):
+        return APIError(400, reason)
+    return APIError(500, "the engine could not go on with this request; the server's log says why")

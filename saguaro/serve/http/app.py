@@ -1,0 +1,122 @@
+"""The server as an ASGI application: routes, and what stands before them."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Header, Request
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from saguaro import __version__
+from saguaro.serve.http.chat import chat
+from saguaro.serve.http.completions import complete
+from saguaro.serve.http.errors import APIError, ErrorResponse, install_handlers
+from saguaro.serve.http.guard import BodyGuard, KeyGuard
+from saguaro.serve.http.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from saguaro.serve.http.service import Service
+from saguaro.serve.http.words import detokenize, tokenize
+
+PAGE = Path(__file__).parent.parent / "page" / "index.html"
+BODY_SECONDS = 30.0  # for a body to come
+
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorResponse, "description": "The request cannot be served, and why"},
+    "5XX": {"model": ErrorResponse, "description": "The server cannot serve it now, and why"},
+}
+
+
+def create_app(service: Service, *, api_keys: Sequence[str] = (), allowed_origins: Sequence[str] = ()) -> FastAPI:
+    """The application that serves a model; it starts and ends the service."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        yield
+        await service.close()
+
+    app = FastAPI(title="Saguaro", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    install_handlers(app)
+    _text_routes(app, service)
+    _state_routes(app, service)
+    # What is added last comes first: whoever has no key is not read, and a browser's question about origins needs none.
+    app.add_middleware(BodyGuard, max_bytes=service.limits.max_body_bytes, seconds=BODY_SECONDS)
+    if api_keys:
+        app.add_middleware(KeyGuard, keys=api_keys)
+    if allowed_origins:
+        origins = list(allowed_origins)
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    return app
+
+
+def _is_json(content_type: Annotated[str, Header(include_in_schema=False)] = "") -> None:
+    """A body is JSON and says so: a web page elsewhere cannot make a browser send that unasked."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise APIError(415, f"the body is of type {content_type[:100]!r}; send Content-Type: application/json")
+
+
+def _text_routes(app: FastAPI, service: Service) -> None:
+    post: dict[str, Any] = {"dependencies": [Depends(_is_json)], "responses": _REFUSALS, "response_model": None}
+
+    @app.post("/v1/chat/completions", **post)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        return await chat(service, body, request)
+
+    @app.post("/v1/completions", **post)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue prompts."""
+        return await complete(service, body, request)
+
+    @app.post("/tokenize", **post)
+    async def to_tokens(body: TokenizeRequest) -> Response:
+        """Tokens of a text or a conversation."""
+        return JSONResponse(await tokenize(service, body))
+
+    @app.post("/detokenize", **post)
+    async def to_text(body: DetokenizeRequest) -> Response:
+        """Text of tokens."""
+        return JSONResponse(await detokenize(service, body))
+
+
+def _state_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models", responses=_REFUSALS)
+    async def models() -> dict[str, Any]:
+        """The served model, by all its names."""
+        return {"object": "list", "data": [_card(service, name) for name in service.names]}
+
+    @app.get("/v1/models/{model:path}", responses=_REFUSALS)
+    async def model(model: str) -> dict[str, Any]:
+        """The served model."""
+        service.check_model(model)
+        return _card(service, model)
+
+    @app.get("/health", responses=_REFUSALS)
+    async def health() -> dict[str, str]:
+        """Whether requests are served."""
+        service.front.check()
+        return {"status": "ok"}
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """The server's version."""
+        return {"version": __version__}
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Figures for Prometheus."""
+        return Response(service.metrics.text(), media_type=service.metrics.content_type)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        """A page to talk with the model, and to see how it speculates."""
+        if not PAGE.exists():
+            raise APIError(404, "this installation has no page; the API is under /v1")
+        return FileResponse(PAGE, media_type="text/html")
+
+
+def _card(service: Service, name: str) -> dict[str, Any]:
+    card = {"id": name, "object": "model", "created": service.created, "owned_by": "saguaro"}
+    return {**card, "root": service.engine.loaded.name, "parent": None, "max_model_len": service.max_model_len}

@@ -1,0 +1,46 @@
+"""What is checked of a request for text before it takes any room."""
+
+from dataclasses import replace
+
+from saguaro.config import SamplingParams
+from saguaro.serve.http.errors import APIError
+from saguaro.serve.http.protocol import ChatRequest, CompletionRequest
+from saguaro.serve.http.service import Service
+from saguaro.serve.http.structured import structured
+
+# What is looked at for every token: more would make everybody wait.
+MAX_STOPS, MAX_STOP_CHARS = 64, 1024
+MAX_BIASES = 1024
+
+
+def check_asking(service: Service, body: ChatRequest | CompletionRequest, n_prompts: int) -> SamplingParams:
+    """How it is decoded; raises if it is not to be served."""
+    service.check_model(body.model)
+    body.check_extra()
+    if body.stream_options is not None and not body.stream:
+        raise APIError(400, "stream_options needs stream: true", param="stream_options")
+    if body.stream_options is not None:
+        body.stream_options.check_extra()
+    params = replace(body.params(), **structured(body))
+    _check_lists(params)
+    limits = service.limits
+    if params.n > limits.max_n:
+        raise APIError(
+            400, f"n is {params.n}; at most {limits.max_n} outputs are made of a prompt: ask twice", param="n"
+        )
+    if n_prompts > limits.max_prompts:
+        message = f"{n_prompts} prompts; a request may have at most {limits.max_prompts}: ask twice"
+        raise APIError(400, message, param="prompt")
+    return params
+
+
+def _check_lists(params: SamplingParams) -> None:
+    if len(params.stop) > MAX_STOPS:
+        raise APIError(400, f"stop has {len(params.stop)} strings; at most {MAX_STOPS} are looked for", param="stop")
+    longest = max(map(len, params.stop), default=0)
+    if longest > MAX_STOP_CHARS:
+        message = f"stop has a string of {longest} characters; at most {MAX_STOP_CHARS} are looked for"
+        raise APIError(400, message, param="stop")
+    if len(params.logit_bias) > MAX_BIASES:
+        message = f"logit_bias has {len(params.logit_bias)} tokens; at most {MAX_BIASES} are changed"
+        raise APIError(400, message, param="logit_bias")

@@ -1,0 +1,111 @@
+"""Errors as the OpenAI API words them: {"error": {"message", "type", "param", "code"}}, and the status of each."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from saguaro.errors import ConfigError, Overloaded, ReaderTooSlow, RequestError, SaguaroError, TimedOut, Unavailable
+
+RETRY_AFTER = {"Retry-After": "1"}  # seconds
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_STATUS: Mapping[type[SaguaroError], int] = {
+    Overloaded: 429,
+    Unavailable: 503,
+    TimedOut: 504,
+    ReaderTooSlow: 504,
+    ConfigError: 400,
+    RequestError: 400,
+}
+_NAMED = re.compile(r"([a-z_]+)(?:\[[^\]]*\])? (?:is|holds|names) ")  # how messages of ConfigError begin
+
+
+class ErrorBody(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | int | None
+
+
+class ErrorResponse(BaseModel):
+    """The body of every response that is not a success."""
+
+    error: ErrorBody
+
+
+class APIError(Exception):
+    """A response that is not a success."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    @property
+    def headers(self) -> dict[str, str] | None:
+        """What else a client must know."""
+        return {429: RETRY_AFTER, 503: RETRY_AFTER, 401: {"WWW-Authenticate": "Bearer"}}.get(self.status)
+
+    def body(self) -> dict[str, Any]:
+        """The error as JSON."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        code = self.code if self.code is not None else self.status
+        error = ErrorBody(message=str(self), type=kind, param=self.param, code=code)
+        return ErrorResponse(error=error).model_dump()
+
+    def response(self) -> JSONResponse:
+        """The whole response."""
+        return JSONResponse(self.body(), self.status, headers=self.headers)
+
+
+def api_error(error: SaguaroError) -> APIError:
+    """An error of ours as the API tells it: what the request caused is a 400, the rest is not."""
+    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 400)
+    named = _NAMED.match(str(error)) if isinstance(error, ConfigError) else None
+    return APIError(status, str(error), param=named[1] if named else None)
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Have every error answered in this shape."""
+
+    @app.exception_handler(APIError)
+    async def on_api_error(_: Request, e: APIError) -> JSONResponse:
+        return e.response()
+
+    @app.exception_handler(SaguaroError)
+    async def on_own_error(_: Request, e: SaguaroError) -> JSONResponse:
+        return api_error(e).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def on_bad_body(_: Request, e: RequestValidationError) -> JSONResponse:
+        return _validation_error(e.errors()).response()
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, e: HTTPException) -> JSONResponse:
+        message = f"{request.method} {request.url.path}: {e.detail}" if e.status_code in (404, 405) else str(e.detail)
+        response = APIError(e.status_code, message).response()
+        response.headers.update(e.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def on_bug(_: Request, e: Exception) -> JSONResponse:
+        return APIError(500, f"internal error: {type(e).__name__}").response()
+
+
+def _validation_error(errors: Sequence[Any]) -> APIError:
+    """What is wrong, by the name that the client knows it by. Of alternatives, what came closest went deepest."""
+    first = max(errors, key=lambda error: len(error["loc"]))
+    if first["type"] == "json_invalid":
+        return APIError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+    place = [str(part) for part in first["loc"] if part != "body"]
+    # In a union pydantic names the alternatives, such as list[str]: no part of what the client wrote.
+    known = [part for part in place if re.fullmatch(r"[a-z_]+|\d+", part) and part not in ("str", "int")]
+    param = ".".join(known) or None
+    return APIError(400, f"{param or 'the body'}: {first['msg']}", param=param)

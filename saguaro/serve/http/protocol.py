@@ -1,0 +1,238 @@
+"""What clients may ask: the bodies of requests. How text is decoded is derived from the fields of SamplingParams.
+
+Invariant: what is asked for is done or refused. A parameter that Saguaro does not have is refused by name, unless it
+has the value that means nothing is wanted of it.
+"""
+
+import ast
+import difflib
+import inspect
+import textwrap
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from saguaro.config import SamplingParams, build
+from saguaro.errors import ConfigError
+from saguaro.serve.http.errors import APIError
+from saguaro.serve.http.neutral import IGNORED, NEUTRAL
+
+# Fields of SamplingParams that clients write in another way, or that are made of several parameters.
+WRITTEN_OTHERWISE = ("max_tokens", "stop", "stop_token_ids", "logit_bias", "logprobs", "n", "structured")
+
+
+def field_help(kind: type) -> dict[str, str]:
+    """The docstrings under a class's fields."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(node, ast.ClassDef)
+    found = {}
+    for one, after in zip(node.body, node.body[1:], strict=False):
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr):
+            found[one.target.id] = str(ast.literal_eval(after.value))
+    return found
+
+
+def _derived() -> dict[str, Any]:
+    """Fields of SamplingParams as fields of a body; without a value, the default is SamplingParams' own."""
+    hints, words = get_type_hints(SamplingParams), field_help(SamplingParams)
+    return {
+        name: (hint | None, Field(default=None, description=words[name]))
+        for name, hint in hints.items()
+        if name not in WRITTEN_OTHERWISE
+    }
+
+
+DERIVED = tuple(_derived())
+
+
+class Body(BaseModel):
+    """A body: numbers are numbers and text is text."""
+
+    model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
+
+    def check_extra(self) -> None:
+        """Refuse what is wanted and not there."""
+        for name, value in (self.model_extra or {}).items():
+            if value is None or name in IGNORED:
+                continue
+            if name in NEUTRAL:
+                if not any(type(value) is type(none) and value == none for none in NEUTRAL[name]):
+                    raise APIError(
+                        400, f"{name} is {_short(value)}; Saguaro does not support it: leave it out", param=name
+                    )
+                continue
+            near = difflib.get_close_matches(name, type(self).model_fields, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "leave it out"
+            raise APIError(400, f"unknown parameter {_short(name)}; {hint}", param=name[:100])
+
+
+class StreamOptions(Body):
+    """What a stream tells."""
+
+    include_usage: bool | None = None
+    """Whether a last chunk tells how many tokens there were."""
+    continuous_usage_stats: Literal[False] | None = None
+
+
+class JsonSchema(Body):
+    """A named JSON schema."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What the output must look like, as the OpenAI API has it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Body):
+    """What the output must look like, as vLLM has it; one of these."""
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class Asking(Body):
+    """What requests for text have in common."""
+
+    model: str | None = None
+    """A name of the served model; without it, the one there is."""
+    stream: bool | None = None
+    """Whether the text comes piece by piece, as server-sent events."""
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    """How many outputs for one prompt."""
+    stop: str | list[str] | None = None
+    """Strings that end the output; not part of it."""
+    stop_token_ids: list[int] | None = None
+    """Token ids that end the output, beside the model's own."""
+    logit_bias: dict[str, float] | None = None
+    """Add to the logits of these token ids."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    return_speculation: bool | None = None
+    """Whether every choice tells what was speculated, round by round."""
+
+    def sampling(self, **own: Any) -> SamplingParams:
+        """How it is decoded; raises if that cannot be."""
+        given = {name: getattr(self, name) for name in (*DERIVED, "stop_token_ids", "logit_bias", "n")}
+        given["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
+        return build(SamplingParams, **{name: value for name, value in given.items() if value is not None}, **own)
+
+
+if TYPE_CHECKING:
+
+    class Sampling(Asking):
+        """Asking, and the fields of SamplingParams that are written as they are."""
+
+else:
+    Sampling = create_model("Sampling", __base__=Asking, **_derived())
+
+
+class TextPart(Body):
+    """Text in a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Body):
+    """A turn of a conversation."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[Any] | None = None
+
+    def plain(self) -> dict[str, str]:
+        """The turn as chat templates read it."""
+        if self.tool_calls or self.content is None:
+            raise APIError(
+                400, f"a message of {self.role!r} has no text; tool calls are not supported", param="messages"
+            )
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        named = {"name": self.name} if self.name is not None else {}
+        return {"role": "system" if self.role == "developer" else self.role, "content": text, **named}
+
+
+class ChatRequest(Sampling):
+    """A conversation to be answered."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    """Most tokens to generate; without it, what the context has room for."""
+    logprobs: bool | None = None
+    """Whether each token's log-probability is reported."""
+    top_logprobs: int | None = None
+    """So many alternatives are reported with it."""
+
+    def params(self) -> SamplingParams:
+        """How it is decoded; raises if that cannot be."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise APIError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        limits = {n for n in (self.max_tokens, self.max_completion_tokens) if n is not None}
+        if len(limits) > 1:
+            raise ConfigError("max_completion_tokens and max_tokens differ; give one of them")
+        top = (self.top_logprobs or 0) if self.logprobs else None
+        return self.sampling(max_tokens=limits.pop() if limits else None, logprobs=top)
+
+    def conversation(self) -> list[dict[str, str]]:
+        """The turns as chat templates read them."""
+        return [message.plain() for message in self.messages]
+
+
+class CompletionRequest(Sampling):
+    """Prompts to be continued."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    """A text, token ids, or several of either."""
+    max_tokens: int | None = 16
+    """Most tokens to generate."""
+    logprobs: int | None = None
+    """Report each token's log-probability and so many alternatives."""
+
+    def params(self) -> SamplingParams:
+        """How it is decoded; raises if that cannot be."""
+        return self.sampling(max_tokens=self.max_tokens, logprobs=self.logprobs)
+
+    def prompts(self) -> list[str | list[int]]:
+        """Every prompt."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise APIError(400, "prompt is empty; give at least one", param="prompt")
+        is_one = isinstance(self.prompt[0], int)
+        return [self.prompt] if is_one else list(self.prompt)  # type: ignore[arg-type, list-item]
+
+
+class TokenizeRequest(Body):
+    """A text or a conversation to be cut into tokens."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    """Whether a text gets the special tokens that the model puts around one."""
+    return_token_strs: bool | None = None
+    """Whether the tokens are also told as text."""
+
+
+class DetokenizeRequest(Body):
+    """Tokens to be put together."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."

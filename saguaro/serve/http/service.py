@@ -1,0 +1,76 @@
+"""What every endpoint needs: the engine's front, names, limits, and words into tokens without holding anybody up."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from saguaro.config import SamplingParams
+from saguaro.errors import PromptTooLong
+from saguaro.serve.engine import Engine
+from saguaro.serve.front import Front
+from saguaro.serve.http.errors import APIError
+from saguaro.serve.http.limits import Limits
+from saguaro.serve.prometheus import Metrics
+
+T = TypeVar("T")
+
+READERS = 4  # threads that read prompts, beside the event loop and the engine: a long one must not hold up the others
+
+
+class Service:
+    """A served model."""
+
+    def __init__(self, engine: Engine, names: Sequence[str], limits: Limits) -> None:
+        self.engine, self.names, self.limits = engine, tuple(names), limits
+        self.metrics = Metrics(engine, self.names[0])
+        self.front = Front(engine, max_waiting=limits.max_waiting, watcher=self.metrics)
+        self.created = int(time.time())
+        self.max_model_len = engine.kv.longest
+        self.tokenizer = engine.tokenizer.copy()  # the engine's thread has its own
+        self.tokenizer.encode(" ")  # the first call may change settings, which nobody else may see happen
+        self._longest_word = max(len(text) for text in self.tokenizer.spelling.values())
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="saguaro-tokens")
+
+    async def start(self) -> None:
+        """Begin to serve."""
+        self.front.start()
+
+    async def close(self) -> None:
+        """End everything."""
+        await self.front.close()
+        self._readers.shutdown(wait=False)
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a name that is not served."""
+        if name is not None and name not in self.names:
+            message = f"the model {name[:200]!r} is not served here; this is {', '.join(map(repr, self.names))}"
+            raise APIError(404, message, param="model", code="model_not_found")
+
+    async def read(self, function: Callable[..., T], *args: object) -> T:
+        """Call a function of the tokenizer beside everything else."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, function, *args)
+
+    def encode(self, prompt: str | list[int], params: SamplingParams) -> list[int]:
+        """A prompt's tokens, of which it is known that they can be served."""
+        self.check_text(prompt)
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        self.engine.check(tokens, params)
+        return tokens
+
+    def encode_chat(self, messages: list[dict[str, str]], params: SamplingParams) -> list[int]:
+        """A conversation's tokens, of which it is known that they can be served."""
+        self.check_text("".join(message["content"] for message in messages))
+        tokens = self.tokenizer.encode_chat(messages)
+        self.engine.check(tokens, params)
+        return tokens
+
+    def check_text(self, prompt: str | list[int]) -> None:
+        """Refuse what is too long whatever its tokens are, before time is spent on it."""
+        most = self.max_model_len * self._longest_word
+        if isinstance(prompt, str) and len(prompt) > most:
+            limit = f"max_model_len is {self.max_model_len}"
+            raise PromptTooLong(
+                f"the prompt has {len(prompt)} characters, at most {most} can fit ({limit}); shorten it"
+            )

@@ -1,0 +1,42 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from typing import Any
+
+from saguaro.serve.http.errors import APIError
+from saguaro.serve.http.protocol import DetokenizeRequest, TokenizeRequest
+from saguaro.serve.http.service import Service
+
+
+async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
+    """Tokens of a text or a conversation."""
+    service.check_model(body.model)
+    body.check_extra()
+    if (body.prompt is None) == (body.messages is None):
+        raise APIError(400, "give either prompt or messages", param="prompt")
+    words = service.tokenizer
+    if body.messages is not None:
+        messages = [message.plain() for message in body.messages]
+        service.check_text("".join(message["content"] for message in messages))
+        tokens = await service.read(words.encode_chat, messages)
+    else:
+        assert body.prompt is not None
+        service.check_text(body.prompt)
+        tokens = await service.read(words.encode, body.prompt, body.add_special_tokens is not False)
+    spelled = [words.spelling.get(token, "") for token in tokens] if body.return_token_strs else None
+    return {
+        "count": len(tokens),
+        "max_model_len": service.max_model_len,
+        "tokens": tokens,
+        "token_strs": spelled,
+    }
+
+
+async def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
+    """Text of tokens, special ones included."""
+    service.check_model(body.model)
+    body.check_extra()
+    n_vocab = service.engine.loaded.model.spec.n_vocab
+    for token in body.tokens:
+        if not 0 <= token < n_vocab:
+            raise APIError(400, f"tokens names token {token}; ids go from 0 to {n_vocab - 1}", param="tokens")
+    return {"prompt": await service.read(service.tokenizer.decode, body.tokens, True)}

@@ -1,0 +1,171 @@
+"""The server's figures for Prometheus: vLLM's names where vLLM has them, and ours beside them.
+
+What rounds amount to is counted once, by serve.metrics.Summary, and read when somebody asks; what happens to requests
+is told by the engine's thread as it happens. A registry belongs to one server: nothing is shared between two of them.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from saguaro.serve.engine import Engine
+from saguaro.serve.metrics import Rate, Summary
+from saguaro.serve.results import Completion
+from saguaro.transport.process import Process
+
+# vLLM's, in seconds.
+FIRST = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+NEXT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+
+LABELS = ("model_name", "engine")
+
+
+class Metrics:
+    """Counts what a server does. See saguaro.serve.front.Watcher for what it is told."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self.registry, self.summary = CollectorRegistry(), Summary()
+        self._names = {"model_name": model, "engine": "0"}
+        engine.round.observers.append(self.summary.add)
+        ProcessCollector(registry=self.registry)
+        self._make_gauges(engine)
+        self._prompt = self._counter("vllm:prompt_tokens", "Tokens of prompts")
+        self._generated = self._counter("vllm:generation_tokens", "Tokens generated")
+        about = "Outputs that ended, by reason"
+        self._ended = Counter("vllm:request_success", about, (*LABELS, "finished_reason"), registry=self.registry)
+        self._first = self._histogram("vllm:time_to_first_token_seconds", "From arrival to the first token", FIRST)
+        about = "Between two rounds that gave an output tokens"
+        self._next = self._histogram("vllm:inter_token_latency_seconds", about, NEXT)
+        self._next_old = self._histogram("vllm:time_per_output_token_seconds", f"{about} (former name)", NEXT)
+        about = "Mean time of an output's tokens after the first"
+        self._each = self._histogram("vllm:request_time_per_output_token_seconds", about, NEXT)
+        self._whole = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token", WHOLE)
+        self.registry.register(RoundCollector(engine, self.summary, self._names))
+
+    def text(self) -> bytes:
+        """Everything, as Prometheus reads it."""
+        return generate_latest(self.registry)
+
+    def joined(self, n_prompt: int) -> None:
+        """A prompt of so many tokens was queued."""
+        self._prompt.inc(n_prompt)
+
+    def grew(self, n_tokens: int, since: float, is_first: bool) -> None:
+        """An output got tokens, so long after its last ones; the first: after the request arrived."""
+        self._generated.inc(n_tokens)
+        for histogram in (self._first,) if is_first else (self._next, self._next_old):
+            histogram.observe(since)
+
+    def ended(self, reason: str, seconds: float, output: Completion | None) -> None:
+        """An output ended, so long after the request arrived; None: nobody waited for it."""
+        self._ended.labels(**self._names, finished_reason=reason).inc()
+        self._whole.observe(seconds)
+        if output is not None and output.timings.decode_tok_s > 0:
+            self._each.observe(1 / output.timings.decode_tok_s)
+
+    def _make_gauges(self, engine: Engine) -> None:
+        scheduler, pool = engine.scheduler, engine.pool
+        gauges = {
+            "vllm:num_requests_running": ("Outputs being decoded", lambda: len(scheduler.running)),
+            "vllm:num_requests_waiting": ("Outputs waiting to be", lambda: len(scheduler.waiting)),
+            "vllm:kv_cache_usage_perc": (
+                "Share of the KV memory in use, 1 is all",
+                lambda: 1 - pool.n_free / pool.n_pages,
+            ),
+        }
+        for name, (about, read) in gauges.items():
+            Gauge(name, about, LABELS, registry=self.registry).labels(**self._names).set_function(read)
+
+    def _counter(self, name: str, about: str) -> Counter:
+        return Counter(name, about, LABELS, registry=self.registry).labels(**self._names)
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, about, LABELS, buckets=buckets, registry=self.registry).labels(**self._names)
+
+
+class RoundCollector(Collector):
+    """What the rounds amount to, read from their summary."""
+
+    def __init__(self, engine: Engine, summary: Summary, names: Mapping[str, str]) -> None:
+        self._engine, self._summary, self._names = engine, summary, names
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All of it."""
+        rounds, link = self._summary, self._engine.round.draft
+        sources = dict(rounds.by_source)
+        n_drafts = sum(n for name, n in sources.items() if name != "empty")
+        spec = "vllm:spec_decode_num"
+        yield self._one(f"{spec}_drafts", "Speculations that were verified", n_drafts)
+        yield self._one(f"{spec}_draft_tokens", "Tokens that were speculated", rounds.accepted.of)
+        yield self._one(f"{spec}_accepted_tokens", "Tokens that were speculated and accepted", rounds.accepted.n)
+        each = {str(at): float(rate.n) for at, rate in enumerate(list(rounds.by_position))}
+        about = "Tokens that were accepted, by their place in the speculation"
+        yield self._many(f"{spec}_accepted_tokens_per_pos", about, "position", each)
+        yield self._one(
+            "vllm:num_preemptions", "Times a request gave up its pages", self._engine.scheduler.n_preemptions
+        )
+        yield self._one("saguaro:rounds", "Rounds played", rounds.n_rounds)
+        after = {"primary": rounds.hits_after_primary, "backup": rounds.hits_after_backup}
+        about = "after a speculation that was itself prepared (primary) or not (backup)"
+        yield self._many("saguaro:cache_hits", f"Outcomes that were prepared, {about}", "after", _hits(after))
+        yield self._many("saguaro:cache_misses", f"Outcomes that were not prepared, {about}", "after", _misses(after))
+        fallbacks = {name: float(n) for name, n in sources.items() if name != "cache"}
+        about = "Rounds of an output without a hit, by who speculated (empty: nobody)"
+        yield self._many("saguaro:fallbacks", about, "source", fallbacks)
+        yield self._one("saguaro:draft_busy_seconds", "The draft's working time", rounds.busy_s)
+        about = "The draft's working time during which the target did not verify"
+        yield self._one("saguaro:draft_exposed_seconds", about, rounds.exposed_s)
+        n_restarts = max(0, link.n_starts - 1) if isinstance(link, Process) else 0
+        yield self._one("saguaro:draft_restarts", "Times the draft's process was started again", n_restarts)
+
+    def _one(self, name: str, about: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, about, labels=list(self._names))
+        family.add_metric(list(self._names.values()), value)
+        return family
+
+    def _many(self, name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = CounterMetricFamily(name, about, labels=[*self._names, label])
+        for of, value in values.items():
+            family.add_metric([*self._names.values(), of], value)
+        return family
+
+
+def _hits(rates: Mapping[str, Rate]) -> dict[str, float]:
+    return {name: float(rate.n) for name, rate in rates.items()}
+
+
+def _misses(rates: Mapping[str, Rate]) -> dict[str, float]:
+    return {name: float(rate.of - rate.n) for name, rate in rates.items()}

@@ -1,0 +1,122 @@
+"""A real server on a real socket, in a thread of this process."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from httpx import Response
+
+from saguaro import LLM
+from saguaro.serve.front import Front
+from saguaro.serve.http.app import create_app
+from saguaro.serve.http.limits import Limits
+from saguaro.serve.http.service import Service
+from saguaro.serve.serving import Server
+
+NAME = "tiny"
+LONG = {"temperature": 0, "ignore_eos": True, "max_tokens": 150}
+
+
+class _Told(Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config, service)
+        self.listens = threading.Event()
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+
+@dataclass
+class Running:
+    """A server under test."""
+
+    url: str
+    service: Service
+    server: Server
+    client: httpx.Client
+
+    @property
+    def front(self) -> Front:
+        return self.service.front
+
+    def post(self, path: str, body: Any, **kwargs: Any) -> Response:
+        return self.client.post(path, json=body, **kwargs)
+
+    def complete(self, prompt: Any = "the end", **body: Any) -> dict[str, Any]:
+        """A completion that must succeed."""
+        answer = self.post("/v1/completions", {"prompt": prompt, **body})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def chat(self, content: str = "the end", **body: Any) -> dict[str, Any]:
+        """A chat that must succeed."""
+        answer = self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **body})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def events(self, path: str, body: Any) -> list[Any]:
+        """All events of a stream; [DONE] is checked and left out."""
+        with self.client.stream("POST", path, json={**body, "stream": True}) as answer:
+            assert answer.status_code == 200, answer.read()
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            *events, last = list(read_events(answer))
+        assert last == "[DONE]"
+        return events
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A figure as /metrics tells it."""
+        value = self.service.metrics.registry.get_sample_value(
+            name, {"model_name": self.service.names[0], "engine": "0", **labels}
+        )
+        assert value is not None, f"no {name} with {labels}"
+        return value
+
+
+def read_events(answer: Response) -> Iterator[Any]:
+    """Events of a stream, decoded; [DONE] as it is."""
+    for line in answer.iter_lines():
+        if line:
+            kind, _, data = line.partition(": ")
+            assert kind == "data"
+            yield data if data == "[DONE]" else json.loads(data)
+
+
+@contextmanager
+def running(llm: LLM, limits: Limits | None = None, **options: Any) -> Iterator[Running]:
+    """Serve a model's engine; at the end no page is held and the books balance."""
+    service = Service(llm.engine, [NAME], limits or Limits())
+    app = create_app(service, **options)
+    server = _Told(uvicorn.Config(app, port=0, log_level="warning", lifespan="on"), service)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert server.listens.wait(30)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, timeout=60) as client:
+            yield Running(url, service, server, client)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+    engine = llm.engine
+    engine.pool.check(engine.scheduler.tables())
+    assert engine.pool.n_free == engine.pool.n_pages, "pages are held by nobody"
+    assert (service.front.n_rows, engine._jobs, engine._by_request) == (0, {}, {})
+
+
+def tiny_llm(folder: Path, **settings: Any) -> LLM:
+    """A tiny model of four layers with a draft of three, in this process."""
+    drafted = {"draft": "drop:2", "method": "ssd-uniform", "link": "inline", "lookahead": 3, "budget": 4}
+    return LLM(folder, device="cpu", kv_memory="2MiB", **{**drafted, **settings})

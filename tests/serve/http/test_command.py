@@ -1,0 +1,120 @@
+"""`saguaro serve` as a user runs it: a process, flags, signals."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve.http.driver import read_events
+from tests.transport.target import is_running, until
+
+SERVE = [sys.executable, "-m", "saguaro", "serve"]
+ASKED = {"prompt": "the end", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+
+
+@contextmanager
+def serving(log: Path, *args: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
+    """The command, once it listens."""
+    with log.open("wb") as out:
+        process = subprocess.Popen([*SERVE, *args, "--port", "0"], stderr=out, env={**os.environ, **environment})
+    try:
+        until(lambda: process.poll() is not None or "saguaro: serving" in log.read_text())
+        found = re.search(r" on (http://[\d.:]+)", log.read_text())
+        assert found is not None, log.read_text()
+        with httpx.Client(base_url=found[1], timeout=60) as client:
+            yield process, client
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_flags_environment_and_a_clean_end(folder: Path, tmp_path: Path) -> None:
+    args = (str(folder), "--served-model-name", "mine", "yours", "--max-num-seqs", "3", "--max-waiting", "2")
+    with serving(tmp_path / "log", *args, "--max-model-len", "128", SAGUARO_API_KEY="key") as (process, client):
+        assert client.get("/v1/models").status_code == 401
+        client.headers["Authorization"] = "Bearer key"
+        cards = client.get("/v1/models").json()["data"]
+        assert [(card["id"], card["max_model_len"]) for card in cards] == [("mine", 128), ("yours", 128)]
+        found = client.post("/v1/completions", json={"prompt": "the", "model": "yours"}).json()
+        assert found["model"] == "yours"
+        too_many = client.post("/v1/completions", json={"prompt": "the", "n": 6})
+        assert "6 outputs in one request; at most 5" in too_many.json()["error"]["message"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_streams_finish(folder: Path, tmp_path: Path, sign: signal.Signals) -> None:
+    with serving(tmp_path / "log", str(folder)) as (process, client):
+        with client.stream("POST", "/v1/completions", json={**ASKED, "stream": True}) as answer:
+            events = read_events(answer)
+            next(events)
+            process.send_signal(sign)
+            *_, end, last = events
+            assert (end["choices"][0]["finish_reason"], last) == ("length", "[DONE]")
+        assert process.wait(30) == 0
+
+
+def test_a_draft_that_is_killed_is_nothing_to_clients(folder: Path, tmp_path: Path) -> None:
+    args = ("--draft", "drop:2", "--method", "ssd-uniform", "--link", "process", "--kv-memory", "2MiB")
+    with serving(tmp_path / "log", str(folder), *args) as (process, client):
+
+        def ask() -> dict[str, Any]:
+            found: dict[str, Any] = client.post("/v1/completions", json={**ASKED, "return_speculation": True}).json()
+            return found["choices"][0]  # type: ignore[no-any-return]
+
+        expected = ask()["text"]
+        (draft,) = children(process.pid)
+        os.kill(draft, signal.SIGKILL)
+        assert ask()["text"] == expected
+        until(lambda: any(one["source"] == "cache" for one in ask()["speculation"]))
+        (other,) = children(process.pid)
+        assert other != draft
+        restarts = re.search(r"saguaro:draft_restarts_total{.*} (\d+)", client.get("/metrics").text)
+        assert restarts is not None
+        assert int(restarts[1]) >= 1
+        process.terminate()
+        assert process.wait(30) == 0
+        assert not is_running(other)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    found = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in found for child in path.read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--method", "sd"), "needs a draft model"),
+        (("--max-waiting", "-1"), "max_waiting is -1"),
+        (("--request-timeout", "0"), "request_timeout is 0.0"),
+        (("--max-body", "much"), "max_body is 'much'"),
+        (("--api-key", ""), "the API key is empty"),
+        (("--port", "99999"), "port is 99999"),
+        (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1:8000"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused_before_anything_is_loaded(
+    folder: Path, args: tuple[str, ...], message: str
+) -> None:
+    done = subprocess.run([*SERVE, str(folder), *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_a_port_in_use_is_an_error(folder: Path, tmp_path: Path) -> None:
+    with serving(tmp_path / "log", str(folder)) as (_, client):
+        port = str(client.base_url.port)
+        done = subprocess.run([*SERVE, str(folder), "--port", port], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert "Address already in use; choose another" in done.stderr

@@ -1,0 +1,88 @@
+"""Who is let in, from where, and what a stranger cannot do."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from saguaro import LLM
+from saguaro.model.tiny import write_tiny
+from tests.serve.http.driver import Running, running, tiny_llm
+
+PATHS = ["/v1/models", "/v1/models/tiny", "/version", "/metrics", "/openapi.json", "/nope"]
+POSTS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+
+
+def test_with_a_key_everything_but_health_and_the_page_needs_it(llm: LLM) -> None:
+    with running(llm, api_keys=["se|cret", "other"]) as server:
+        wrong = [
+            {},
+            {"Authorization": "Bearer secret"},
+            {"Authorization": "se|cret"},
+            {"Authorization": "Basic se|cret"},
+        ]
+        wrong.append({"Authorization": "Bearer"})
+        for headers in wrong:
+            answers = [server.client.get(path, headers=headers) for path in PATHS]
+            answers += [server.post(path, {"prompt": "the"}, headers=headers) for path in POSTS]
+            for answer in answers:
+                assert answer.status_code == 401
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+                assert answer.headers["www-authenticate"] == "Bearer"
+        assert server.client.get("/health").status_code == 200
+        assert server.client.get("/").status_code in (200, 404)
+        for key in ("se|cret", "other"):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert server.client.get("/v1/models", headers=headers).status_code == 200
+            assert server.post("/v1/completions", {"prompt": "the"}, headers=headers).status_code == 200
+        strange = "Bearer sé|cret".encode()
+        assert server.client.get("/v1/models", headers={b"Authorization": strange}).status_code == 401
+
+
+def test_pages_of_other_origins_are_not_allowed_unless_named(server: Running, folder: Path) -> None:
+    ask = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in server.client.get("/version", headers={"Origin": "http://page"}).headers
+    assert server.client.options("/v1/completions", headers=ask).status_code == 405
+    with running(tiny_llm(folder), allowed_origins=["http://page"], api_keys=["key"]) as other:
+        answer = other.client.options("/v1/completions", headers=ask)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "http://page")
+        stranger = other.client.options("/v1/completions", headers={**ask, "Origin": "http://stranger"})
+        assert stranger.status_code == 400
+        assert "access-control-allow-origin" not in stranger.headers
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('true').read() }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(999999999) %}{% endfor %}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_chat_template_runs_in_a_sandbox(tmp_path: Path, template: str) -> None:
+    folder = write_tiny(tmp_path, "llama", num_hidden_layers=4)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    with running(tiny_llm(folder)) as server:
+        answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "the"}]})
+        assert answer.status_code == 400, answer.text
+        assert "refuses this conversation" in answer.json()["error"]["message"]
+
+
+def test_what_is_said_is_no_template(server: Running) -> None:
+    plain, evil = (
+        server.post("/tokenize", {"messages": [{"role": "user", "content": content}]}).json()["tokens"]
+        for content in ("49", "{{ 7 * 7 }}")
+    )
+    assert plain != evil
+
+
+def test_two_servers_in_one_process_do_not_disturb_each_other(server: Running, folder: Path) -> None:
+    with running(tiny_llm(folder)) as other:
+        before = server.metric("vllm:prompt_tokens_total")
+        other.complete([5] * 30, max_tokens=1)
+        assert server.metric("vllm:prompt_tokens_total") == before
+        assert other.metric("vllm:prompt_tokens_total") == 30

@@ -1,0 +1,159 @@
+"""The `openai` client against a real server with the default model and a draft in a process of its own."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+
+from saguaro import LLM
+from saguaro.errors import Unavailable
+from tests.serve.http.driver import Running, running
+
+ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Why is the sky blue?"}]
+PROMPT = "The capital of France is"
+
+
+@pytest.fixture(scope="module")
+def smol(default_folder: Path) -> Iterator[Running]:
+    settings: dict[str, Any] = {"draft": "drop:14", "lookahead": 2, "budget": 2, "prepare": "always", "link": "process"}
+    llm = LLM(default_folder, device="cpu", max_model_len=1024, draft_timeout=60.0, **settings)
+    with running(llm, api_keys=["key"]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(smol: Running) -> OpenAI:
+    return OpenAI(base_url=f"{smol.url}/v1", api_key="key", max_retries=0)
+
+
+def test_the_model_is_listed(client: OpenAI) -> None:
+    (model,) = client.models.list()
+    assert client.models.retrieve(model.id).id == model.id == "tiny"
+
+
+def test_a_chat_whole_and_streamed(client: OpenAI) -> None:
+    whole = client.chat.completions.create(model="tiny", messages=ASK, temperature=0, max_completion_tokens=16)
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 16
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.choices[0].message.role == "assistant"
+    text = whole.choices[0].message.content
+    assert text is not None
+    assert "light" in text
+    stream = client.chat.completions.create(
+        model="tiny", messages=ASK, temperature=0, max_tokens=16, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    assert chunks[-2].choices[0].finish_reason == "length"
+
+
+def test_a_completion_whole_and_streamed(client: OpenAI) -> None:
+    whole = client.completions.create(model="tiny", prompt=PROMPT, temperature=0, max_tokens=8)
+    assert "Paris" in whole.choices[0].text
+    stream = client.completions.create(model="tiny", prompt=PROMPT, temperature=0, max_tokens=8, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
+
+
+def test_the_same_seed_gives_the_same_text_with_and_without_speculation(client: OpenAI) -> None:
+    bodies: list[dict[str, Any]] = [{}, {}, {"speculation": False}, {"prepare": False}]
+    texts = [
+        client.completions.create(
+            model="tiny", prompt=PROMPT, temperature=1, seed=11, max_tokens=12, extra_body=body
+        ).choices[0].text
+        for body in bodies
+    ]  # fmt: skip
+    assert len(set(texts)) == 1
+    other = client.completions.create(model="tiny", prompt=PROMPT, temperature=1, seed=12, max_tokens=12)
+    assert other.choices[0].text != texts[0]
+
+
+def test_several_outputs_are_several(client: OpenAI) -> None:
+    found = client.chat.completions.create(model="tiny", messages=ASK, n=3, temperature=1, seed=1, max_tokens=6)
+    assert [choice.index for choice in found.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in found.choices}) == 3
+
+
+def test_logprobs_of_both_kinds(client: OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model="tiny", messages=ASK, temperature=0, max_tokens=5, logprobs=True, top_logprobs=3
+    )
+    logprobs = chat.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert "".join(token.token for token in logprobs.content) == chat.choices[0].message.content
+    for token in logprobs.content:
+        assert len(token.top_logprobs) == 3
+        assert (token.top_logprobs[0].token, token.top_logprobs[0].logprob) == (token.token, token.logprob)
+        assert bytes(token.bytes or ()).decode() == token.token
+        assert token.logprob <= 0
+    text = client.completions.create(model="tiny", prompt=PROMPT, temperature=0, max_tokens=5, logprobs=2)
+    found = text.choices[0].logprobs
+    assert found is not None
+    assert "".join(found.tokens or []) == text.choices[0].text
+    assert [len(tops) for tops in found.top_logprobs or []] == [2] * 5
+    assert (found.text_offset or [])[:1] == [0]
+
+
+def test_a_stop_string(client: OpenAI) -> None:
+    found = client.completions.create(model="tiny", prompt="1, 2, 3, 4,", temperature=0, max_tokens=16, stop=[" 7"])
+    assert (found.choices[0].text, found.choices[0].finish_reason) == (" 5, 6,", "stop")
+
+
+def test_rounds_are_told(client: OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="tiny", messages=ASK, temperature=0, max_tokens=24, stream=True, extra_body={"return_speculation": True}
+    )
+    rounds = [one for chunk in stream for one in getattr(chunk.choices[0], "speculation", [])]
+    assert sum(len(one["tokens"]) for one in rounds) == 24
+    assert any(one["hit"] for one in rounds)
+
+
+def test_errors_are_the_clients_own(smol: Running, client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="'gpt' is not served here"):
+        client.chat.completions.create(model="gpt", messages=ASK)
+    with pytest.raises(openai.BadRequestError, match="temperature is -1") as caught:
+        client.chat.completions.create(model="tiny", messages=ASK, temperature=-1)
+    assert caught.value.param == "temperature"
+    with pytest.raises(openai.AuthenticationError):
+        OpenAI(base_url=f"{smol.url}/v1", api_key="wrong", max_retries=0).models.list()
+
+
+def test_an_error_in_a_stream_is_raised(smol: Running, client: OpenAI) -> None:
+    stream = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=400, stream=True)
+    next(iter(stream))
+    loop = smol.front._loop
+    assert loop is not None
+    loop.call_soon_threadsafe(smol.front.end, Unavailable("enough of this"))
+    with pytest.raises(openai.APIError, match="enough of this"):
+        list(stream)
+
+
+def test_json_by_a_schema_with_and_without_speculation(client: OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "population": {"type": "integer"}},
+        "required": ["city", "population"],
+        "additionalProperties": False,
+    }
+    texts = [
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "Tell me about a city."}], temperature=1, seed=seed,
+            max_tokens=60, extra_body=more,
+            response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": schema}},
+        ).choices[0].message.content
+        for seed in range(2) for more in ({}, {"speculation": False})
+    ]  # fmt: skip
+    assert texts[0] == texts[1]
+    assert texts[2] == texts[3]
+    for text in texts:
+        assert text is not None
+        jsonschema.validate(json.loads(text), schema)
