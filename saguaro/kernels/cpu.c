@@ -1,10 +1,10 @@
-/* The products and the attention of a model with int8 weights, on a CPU.
+/* The products and the attention of a model on a CPU, with weights in float32 or int8, and what is chosen of its logits.
 
-   What a row (a token) gives depends on that row alone, to the bit: sums of int8 products are exact, and every float
-   is made by the same instructions in the same order however many rows there are. Rows lie one after the other. Whoever
-   calls has checked shapes; all sizes are counts of elements.
+   What a row (a token) gives depends on that row alone, to the bit: every number is made by the same instructions in the
+   same order however many rows there are. Rows lie one after the other. Whoever calls has checked shapes; all sizes are
+   counts of elements.
 
-   An input row is rounded to int8 on a scale of its own, and a weight on one scale for each output. Before that both are
+   In int8 an input row is rounded on a scale of its own, and a weight on one scale for each output. Before that both are
    turned by a Hadamard matrix over `mixed` neighbours, which leaves their product as it is and spreads an input that is
    far larger than the others, which would else spoil the scale. */
 
@@ -78,23 +78,36 @@ static float round_row(const float *x, int n, int width, int16_t *q) {
     return is_odd ? NAN : most / STEPS; /* what is no number gives none */
 }
 
+/* from a row to the same through an RMS norm, if there is one */
+static void norm_row(const float *from, int n, const float *norm, float eps, float *to) {
+    if (!norm) {
+        memcpy(to, from, n * sizeof(float));
+        return;
+    }
+    f8 squares = splat(0.0f);
+    int i = 0;
+    for (; i + 8 <= n; i += 8) squares += *(const f8 *)(from + i) * *(const f8 *)(from + i);
+    float sum = sum8(squares);
+    for (; i < n; i++) sum += from[i] * from[i];
+    float scale = 1.0f / sqrtf(sum / (float)n + eps);
+    for (i = 0; i < n; i++) to[i] = from[i] * scale * norm[i];
+}
+
+/* rows through an RMS norm, if there is one, and zeros up to width */
+void norm_rows(const float *x, int n_rows, int n, const float *norm, float eps, int width, float *y) {
+    for (int row = 0; row < n_rows; row++) {
+        norm_row(x + (size_t)row * n, n, norm, eps, y + (size_t)row * width);
+        memset(y + (size_t)row * width + n, 0, (width - n) * sizeof(float));
+    }
+}
+
 /* rows of floats -> rows of steps; through an RMS norm first if there is one */
 void round_rows(const float *x, int n_rows, int n, int mixed, const float *norm, float eps, int width, int16_t *q,
                 float *scales) {
 #pragma omp parallel for if (n_rows >= 16)
     for (int row = 0; row < n_rows; row++) {
         float *y = malloc(n * sizeof(float));
-        const float *from = x + (size_t)row * n;
-        float scale = 1.0f;
-        if (norm) {
-            f8 squares = splat(0.0f);
-            int i = 0;
-            for (; i + 8 <= n; i += 8) squares += *(const f8 *)(from + i) * *(const f8 *)(from + i);
-            float sum = sum8(squares);
-            for (; i < n; i++) sum += from[i] * from[i];
-            scale = 1.0f / sqrtf(sum / (float)n + eps);
-        }
-        for (int i = 0; i < n; i++) y[i] = norm ? from[i] * scale * norm[i] : from[i];
+        norm_row(x + (size_t)row * n, n, norm, eps, y);
         turn(y, n, mixed);
         scales[row] = round_row(y, n, width, q + (size_t)row * width);
         free(y);
@@ -103,15 +116,36 @@ void round_rows(const float *x, int n_rows, int n, int mixed, const float *norm,
 
 /* ---- products ---- */
 
-/* sums[r][c] = row r times output c. Plain loops: compilers make of them what the machine is best at. */
+#define MOST_ROWS 6
+#define LINE 64
+#define AHEAD 4096 /* bytes: so far ahead weights are asked for, which takes a third of the time of waiting for them */
+
+static inline void ask_for(const void *weights, size_t n_bytes) {
+    for (size_t i = 0; i < n_bytes; i += LINE) __builtin_prefetch((const char *)weights + AHEAD + i);
+}
+
+/* sums[r][c] = row r times output c, for R rows and two outputs. Plain loops: compilers make of them what the machine is
+   best at. */
 #define TILE(R)                                                                                                        \
-    static void tile_##R(const int16_t *restrict q, const int8_t *restrict w, int width, int32_t *restrict sums) {     \
+    static void int8_tile_##R(const int16_t *restrict q, const int8_t *restrict w, int width, int32_t *restrict sums) { \
         int32_t sum[R][2] = {{0}};                                                                                     \
         for (int i = 0; i < width; i++)                                                                                \
             for (int r = 0; r < R; r++)                                                                                \
                 for (int c = 0; c < 2; c++)                                                                            \
                     sum[r][c] += (int16_t)w[(size_t)c * width + i] * q[(size_t)r * width + i];                         \
         memcpy(sums, sum, sizeof sum);                                                                                 \
+    }                                                                                                                  \
+    static void float_tile_##R(const float *x, const float *w, int width, float *sums) {                               \
+        f8 sum[R][2] = {{{0}}};                                                                                        \
+        for (int i = 0; i < width; i += 8) {                                                                           \
+            f8 a = *(const f8 *)(w + i), b = *(const f8 *)(w + width + i);                                             \
+            for (int r = 0; r < R; r++) {                                                                              \
+                f8 here = *(const f8 *)(x + (size_t)r * width + i);                                                    \
+                sum[r][0] += here * a;                                                                                 \
+                sum[r][1] += here * b;                                                                                 \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (int r = 0; r < R; r++) sums[2 * r] = sum8(sum[r][0]), sums[2 * r + 1] = sum8(sum[r][1]);                  \
     }
 TILE(1)
 TILE(2)
@@ -120,32 +154,54 @@ TILE(4)
 TILE(5)
 TILE(6)
 
-typedef void (*tile)(const int16_t *, const int8_t *, int, int32_t *);
-static const tile TILES[] = {0, tile_1, tile_2, tile_3, tile_4, tile_5, tile_6};
-#define MOST_ROWS 6
-#define LINE 64
-#define AHEAD 4096 /* bytes: so far ahead weights are asked for, which takes a third of the time of waiting for them */
+typedef void (*int8_tile)(const int16_t *, const int8_t *, int, int32_t *);
+typedef void (*float_tile)(const float *, const float *, int, float *);
+static const int8_tile INT8_TILES[] = {0, int8_tile_1, int8_tile_2, int8_tile_3, int8_tile_4, int8_tile_5, int8_tile_6};
+static const float_tile FLOAT_TILES[] = {0,            float_tile_1, float_tile_2, float_tile_3,
+                                         float_tile_4, float_tile_5, float_tile_6};
+
+static inline void put(float sum, int row, int out, int n_out, const float *bias, const float *onto, float *y) {
+    size_t to = (size_t)row * n_out + out;
+    if (bias) sum += bias[out];
+    y[to] = onto ? onto[to] + sum : sum;
+}
 
 /* y[row][out] = scale[row] * w_scale[out] * (q @ W^T) + bias[out] + onto[row][out]; bias and onto may be absent. W has
    an even number of outputs, one more than n_out if that is odd. */
-void multiply(const int16_t *q, const float *scales, int n_rows, const int8_t *w, const float *w_scales, int width,
-              int n_out, const float *bias, const float *onto, float *y) {
+void multiply_int8(const int16_t *q, const float *scales, int n_rows, const int8_t *w, const float *w_scales, int width,
+                   int n_out, const float *bias, const float *onto, float *y) {
     int n_tiles = (n_rows + MOST_ROWS - 1) / MOST_ROWS;
 #pragma omp parallel for schedule(static) if ((size_t)width * n_out >= SMALL)
     for (int out = 0; out < n_out; out += 2) {
         int32_t sums[MOST_ROWS][2];
         const int8_t *here = w + (size_t)out * width;
-        for (int i = 0; i < 2 * width; i += LINE) __builtin_prefetch(here + AHEAD + i);
-        for (int at = 0; at < n_tiles; at++) {
-            int first = at * n_rows / n_tiles, n = (at + 1) * n_rows / n_tiles - first;
-            TILES[n](q + (size_t)first * width, here, width, sums[0]);
+        ask_for(here, 2 * width);
+        for (int tile = 0; tile < n_tiles; tile++) {
+            int first = tile * n_rows / n_tiles, n = (tile + 1) * n_rows / n_tiles - first;
+            INT8_TILES[n](q + (size_t)first * width, here, width, sums[0]);
             for (int r = 0; r < n; r++)
                 for (int c = 0; c < 2 && out + c < n_out; c++) {
-                    size_t to = (size_t)(first + r) * n_out + out + c;
                     float sum = (float)sums[r][c] * (scales[first + r] * w_scales[out + c]);
-                    if (bias) sum += bias[out + c];
-                    y[to] = onto ? onto[to] + sum : sum;
+                    put(sum, first + r, out + c, n_out, bias, onto, y);
                 }
+        }
+    }
+}
+
+/* The same in float32: y = x @ W^T + bias + onto. */
+void multiply_float(const float *x, int n_rows, const float *w, int width, int n_out, const float *bias,
+                    const float *onto, float *y) {
+    int n_tiles = (n_rows + MOST_ROWS - 1) / MOST_ROWS;
+#pragma omp parallel for schedule(static) if ((size_t)width * n_out >= SMALL)
+    for (int out = 0; out < n_out; out += 2) {
+        float sums[MOST_ROWS][2];
+        const float *here = w + (size_t)out * width;
+        ask_for(here, 2 * width * sizeof(float));
+        for (int tile = 0; tile < n_tiles; tile++) {
+            int first = tile * n_rows / n_tiles, n = (tile + 1) * n_rows / n_tiles - first;
+            FLOAT_TILES[n](x + (size_t)first * width, here, width, sums[0]);
+            for (int r = 0; r < n; r++)
+                for (int c = 0; c < 2 && out + c < n_out; c++) put(sums[r][c], first + r, out + c, n_out, bias, onto, y);
         }
     }
 }

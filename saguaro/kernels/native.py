@@ -25,7 +25,9 @@ FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shar
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
     "round_rows": [_P, _I, _I, _I, _P, _F, _I, _P, _P],
-    "multiply": [_P, _P, _I, _P, _P, _I, _I, _P, _P, _P],
+    "norm_rows": [_P, _I, _I, _P, _F, _I, _P],
+    "multiply_int8": [_P, _P, _I, _P, _P, _I, _I, _P, _P, _P],
+    "multiply_float": [_P, _I, _P, _I, _I, _P, _P, _P],
     "gate": [_P, _I, _I, _P],
     "turn_heads": [_P, _I, _I, _I, _I, _P, _P, _F, _P, _P, _P, _P],
     "attend": [_P, _I, _I, _I, _I, _I, _P, _P, _I, _P, _P, _P],

@@ -3,20 +3,21 @@
 import torch
 
 from saguaro.errors import ConfigError
-from saguaro.kernels import int8, native
-from saguaro.model.packed import Float32Products, Float32Weight, pack_
+from saguaro.kernels import native
+from saguaro.kernels.cpu import CPUProducts, Float32Weight, Int8Weight
+from saguaro.model.packed import pack_
 from saguaro.model.transformer import Transformer
 
 
 def ready(model: Transformer, dtype: torch.dtype) -> Transformer:
-    """The model with weights of this dtype, packed in place where that is faster; one that is packed is ready."""
+    """The model with weights of this dtype, packed in place where kernels of ours read them; a packed one is ready."""
     if model.is_packed:
         return model
     if dtype == torch.int8:
         check_int8(model.device)
-        pack_(model, int8.Int8Weight, int8.Int8Products(), dtype)
-    elif dtype == torch.float32 and model.device.type == "cpu" and torch.backends.mkldnn.is_available():
-        pack_(model, Float32Weight, Float32Products(), dtype)
+        pack_(model, Int8Weight, CPUProducts(Int8Weight), dtype)
+    elif dtype == torch.float32 and model.device.type == "cpu" and native.is_there():
+        pack_(model, Float32Weight, CPUProducts(Float32Weight), dtype)
     return model
 
 

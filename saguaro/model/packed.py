@@ -1,9 +1,4 @@
-"""A model's weights as the products that read them like them best, in place of plain tensors.
-
-In float32 on a CPU that is oneDNN's own order. What a row gives then does not depend, to the bit, on how many rows are
-computed with it, so that verifying K + 1 tokens is decoding them one by one. torch's own product (transformer.TORCH)
-promises no such thing, and its cost grows with the rows (bench/linear.py).
-"""
+"""A model's weights in the form that the products reading them want, in place of plain tensors."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -11,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from saguaro.model.transformer import Layer, Products, Stream, TorchProducts, Transformer, Weight
+from saguaro.model.transformer import Layer, Products, Transformer
 
 MATRICES = ("qkv", "out", "gate_up", "down")  # of a layer
 
@@ -21,32 +16,6 @@ class Packed(Protocol):
 
     n_params: int
     n_bytes: int
-
-
-class Float32Weight:
-    """A matrix in oneDNN's order."""
-
-    def __init__(self, weight: Tensor) -> None:  # [out, in]
-        self.n_params, self.n_bytes = weight.numel(), weight.numel() * weight.element_size()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:  # [T, in] -> [T, out]
-        """x @ W + bias."""
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
-        return y
-
-
-class Float32Products(TorchProducts):
-    """Over such weights."""
-
-    def write(self, stream: Stream, y: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, eps: float) -> Stream:
-        """See Products."""
-        return self.begin(self.product(y, weight, bias).add_(stream.x), norm, eps)
-
-    def product(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        """x @ W + bias."""
-        packed: Float32Weight = weight
-        return packed(x, bias)
 
 
 def pack_(model: Transformer, kind: Callable[[Tensor], Packed], products: Products, dtype: torch.dtype) -> None:

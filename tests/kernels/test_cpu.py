@@ -1,7 +1,8 @@
-"""int8 weights: rounding, products and attention of cpu.c against plain torch, and rows that do not see one another."""
+"""cpu.c against plain torch: rounding, products and attention, and rows that do not see one another."""
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saguaro.errors import ConfigError
-from saguaro.kernels import int8, native
-from saguaro.kernels.int8 import Int8Products, Int8Weight, Rounded, mixed, round_rows
+from saguaro.kernels import cpu, native
+from saguaro.kernels.cpu import CPUProducts, CPUWeight, Float32Weight, Int8Weight, mixed
 from saguaro.kernels.native import at, library
-from saguaro.model.transformer import TORCH, Place, Turn
+from saguaro.model.transformer import TORCH, Place, Stream, Turn
 
 EPS = 1e-5
 SHAPES = [(64, 96), (576, 960), (99, 33), (160, 7), (1, 1)]  # inputs, outputs
@@ -45,7 +46,7 @@ def heavy(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_rows_are_turned_and_rounded(n: int, has_norm: bool) -> None:
     x, norm = draw(5, n), 1 + draw(n, seed=1) / 4
-    rounded = round_rows(x, norm, EPS) if has_norm else round_rows(x)
+    rounded = Int8Weight.rows(x, norm, EPS) if has_norm else Int8Weight.rows(x)
     expected = turned(F.rms_norm(x, (n,), norm, EPS) if has_norm else x)
     scales = expected.abs().amax(1) / 127
     torch.testing.assert_close(rounded.scales, scales, rtol=1e-5, atol=0)
@@ -56,7 +57,7 @@ def test_rows_are_turned_and_rounded(n: int, has_norm: bool) -> None:
 
 
 def test_zeros_stay_zeros_and_what_is_no_number_stays_none() -> None:
-    by, weight = Int8Products(), Int8Weight(draw(8, 64))
+    by, weight = CPUProducts(Int8Weight), Int8Weight(draw(8, 64))
     x = torch.zeros(2, 64)
     x[1, 3] = math.nan
     y = by.read(by.begin(x, torch.ones(64), EPS), weight, None, torch.float32)
@@ -67,30 +68,38 @@ def test_zeros_stay_zeros_and_what_is_no_number_stays_none() -> None:
 @pytest.mark.parametrize("n_rows", [1, 2, 5, 6, 7, 13, 64])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_are_exact_sums(shape: tuple[int, int], n_rows: int) -> None:
-    (n_in, n_out), by = shape, Int8Products()
-    weight, rows, bias = Int8Weight(draw(n_out, n_in)), round_rows(draw(n_rows, n_in, seed=1)), draw(n_out, seed=2)
+    n_in, n_out = shape
+    weight, rows, bias = Int8Weight(draw(n_out, n_in)), Int8Weight.rows(draw(n_rows, n_in, seed=1)), draw(n_out, seed=2)
     onto = draw(n_rows, n_out, seed=3)
     sums = rows.steps.long() @ weight.steps[:n_out].long().t()
     expected = onto + (sums.float() * (rows.scales[:, None] * weight.scales) + bias)
-    torch.testing.assert_close(by._multiply(rows, weight, bias, onto), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(weight.multiply(rows, bias, onto), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("kind", "error"), [(Int8Weight, 0.03), (Float32Weight, 1e-6)])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_product_is_near_that_of_floats(shape: tuple[int, int]) -> None:
-    (n_in, n_out), by = shape, Int8Products()
-    matrix, x = draw(n_out, n_in), heavy(draw(4, n_in, seed=1))
-    exact = TORCH.read(TORCH.begin(x, torch.ones(n_in), EPS), matrix.t(), None, torch.float32)
-    found = by.read(by.begin(x, torch.ones(n_in), EPS), Int8Weight(matrix), None, torch.float32)
-    assert (found - exact).norm() <= 0.03 * exact.norm()
+@pytest.mark.parametrize("n_rows", [1, 4, 9])
+def test_products_are_near_torchs(
+    shape: tuple[int, int], kind: type[CPUWeight[Any]], error: float, n_rows: int
+) -> None:
+    (n_in, n_out), by = shape, CPUProducts(kind)
+    matrix, x, norm = draw(n_out, n_in), heavy(draw(n_rows, n_in, seed=1)), 1 + draw(n_in, seed=2) / 4
+    bias, back, onto = draw(n_out, seed=3), draw(n_in, n_out, seed=4), draw(n_rows, n_in, seed=5)
+    exact = TORCH.read(TORCH.begin(x, norm, EPS), matrix.t(), bias, torch.float32)
+    found = by.read(by.begin(x, norm, EPS), kind(matrix), bias, torch.float32)
+    assert (found - exact).norm() <= error * exact.norm()
+    written = by.write(Stream(onto, None), exact, kind(back), None, norm, EPS).x
+    expected = TORCH.write(Stream(onto, None), exact, back.t(), None, norm, EPS).x
+    assert (written - expected).norm() <= error * expected.norm()
 
 
 def test_an_input_far_larger_than_the_others_does_not_spoil_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix, x, by = draw(96, 576), heavy(draw(4, 576, seed=1)), Int8Products()
+    matrix, x = draw(96, 576), heavy(draw(4, 576, seed=1))
     matrix[:, 288] = 0  # it is not even used
     errors = []
     for most in (128, 1):
-        monkeypatch.setattr(int8, "MOST_MIXED", most)
-        found = by._multiply(round_rows(x), Int8Weight(matrix), None, None)
+        monkeypatch.setattr(cpu, "MOST_MIXED", most)
+        found = Int8Weight(matrix).multiply(Int8Weight.rows(x), None, None)
         errors.append(float((found - x @ matrix.t()).norm()))
     assert errors[0] < errors[1] / 3
 
@@ -107,7 +116,7 @@ def test_gates(n: int) -> None:
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_heads_are_turned_and_stored(has_norm: bool) -> None:
     n_q, n_kv, d, n_hidden = 6, 2, 16, 32
-    by, slots = Int8Products(), torch.tensor([5, 0, 3])
+    by, slots = CPUProducts(Int8Weight), torch.tensor([5, 0, 3])
     angle = draw(3, d // 2, seed=4)
     cos, sin = torch.cat((angle.cos(),) * 2, 1)[:, None], torch.cat((-angle.sin(), angle.sin()), 1)[:, None]
     q_norm, k_norm = (1 + draw(d, seed=5) / 4, 1 + draw(d, seed=6) / 4) if has_norm else (None, None)
@@ -144,9 +153,10 @@ def test_attention(n_q: int, n_kv: int, d: int) -> None:
         torch.testing.assert_close(found[token], expected.flatten(), rtol=1e-5, atol=1e-5)
 
 
-def test_rows_do_not_see_one_another() -> None:
+@pytest.mark.parametrize("kind", [Int8Weight, Float32Weight])
+def test_rows_do_not_see_one_another(kind: type[CPUWeight[Any]]) -> None:
     """To the bit: alone, among others, in another place."""
-    by, weight, norm = Int8Products(), Int8Weight(draw(97, 576)), 1 + draw(576, seed=1) / 4
+    by, weight, norm = CPUProducts(kind), kind(draw(97, 576)), 1 + draw(576, seed=1) / 4
     x = draw(70, 576, seed=2)
     together = by.read(by.begin(x, norm, EPS), weight, None, torch.float32)
     for start, stop in [(0, 1), (69, 70), (3, 8), (10, 16), (1, 70)]:
@@ -154,13 +164,14 @@ def test_rows_do_not_see_one_another() -> None:
         assert torch.equal(apart, together[start:stop])
 
 
-def test_threads_do_not_matter() -> None:
-    weight, rows = Int8Weight(draw(960, 576)), round_rows(draw(5, 576, seed=1))
+@pytest.mark.parametrize("kind", [Int8Weight, Float32Weight])
+def test_threads_do_not_matter(kind: type[CPUWeight[Any]]) -> None:
+    weight, rows = kind(draw(960, 576)), kind.rows(draw(5, 576, seed=1))
     before, found = torch.get_num_threads(), []
     try:
         for n in (1, 2):
             torch.set_num_threads(n)
-            found.append(Int8Products()._multiply(Rounded(rows.steps, rows.scales), weight, None, None))
+            found.append(weight.multiply(rows, None, None))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)
