@@ -1,7 +1,7 @@
 // One answer: its tokens on the page, marked by origin and grouped by round, and its figures.
 // Text from the model or the user becomes text nodes only.
 
-export const ORIGINS = {
+const ORIGINS = {
   cache: "prepared in time",
   draft: "drafted just in time",
   ngram: "repeated from the text",
@@ -45,7 +45,9 @@ export class Answer {
     group.dataset.at = this.rounds.length;
     for (const token of round.tokens) {
       this.ids.push(token.id);
-      if (token.text) group.append(element("span", `token ${token.origin}`, token.text));
+      const word = token.text.trimStart(); // the space before it is no part of the mark
+      group.append(token.text.slice(0, token.text.length - word.length));
+      if (word) group.append(element("span", `token ${token.origin}`, word));
     }
     this.rounds.push(round);
     group.title = describe(round);
@@ -66,7 +68,7 @@ export class Answer {
   // A token in words, for a verdict.
   token(at) {
     const token = this.rounds.flatMap((round) => round.tokens)[at];
-    return token ? `“${token.text}”` : "ended";
+    return token ? `“${token.text || token.id}”` : "ended";
   }
 
   look(at) {
@@ -88,13 +90,14 @@ export class Answer {
   }
 }
 
-export const SHAPES = {
+const SHAPES = {
   rate: (value) => value.toFixed(1),
   perRound: (value) => value.toFixed(2),
   hits: (value) => `${Math.round(100 * value)} %`,
-  first: (value) => `${Math.round(value)} ms`,
+  first: (value) => (value < 1000 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(2)} s`),
 };
 
+// A figure as people read it.
 export function spell(name, value) {
   return value === null ? "–" : SHAPES[name](value);
 }

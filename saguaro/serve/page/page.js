@@ -231,10 +231,11 @@ function announce(text) {
   $("announce").textContent = text;
 }
 
+// A disabled button that has the focus would swallow every key, Esc too.
 function busy(is) {
   $("send").disabled = $("compare").disabled = is;
   $("stop").disabled = !is;
-  if (!is && [document.body, null].includes(document.activeElement)) $("prompt").focus();
+  if (document.activeElement.disabled) $(is ? "stop" : "prompt").focus();
 }
 
 function stop() {
