@@ -2,7 +2,7 @@
 
     python -m bench.screenshots --out docs
 
-The server is `saguaro serve` on the default model with the draft of `make demo`; the browser is a Chromium of this machine.
+The server is `saguaro serve` on the default model with the draft of `make demo`; the browser is a Chromium at hand.
 """
 
 import shutil

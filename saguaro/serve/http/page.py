@@ -8,7 +8,7 @@ from starlette.responses import FileResponse, Response
 
 FOLDER = Path(__file__).parent.parent / "page"
 FILES = {"/": "index.html"} | {
-    f"/{name}": name for name in ("page.css", "page.js", "answer.js", "stream.js", "strip.js")
+    f"/{name}": name for name in ("page.css", "page.js", "answer.js", "show.js", "stream.js", "strip.js")
 }
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {

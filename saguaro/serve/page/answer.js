@@ -61,8 +61,8 @@ export class Answer {
       this.view.append(this.content.slice(shown.length));
     }
     this.view.tabIndex = 0;
-    this.view.setAttribute("role", "group");
-    this.view.setAttribute("aria-label", `Answer, ${this.method}. Arrow keys walk through its ${this.rounds.length} rounds.`);
+    this.view.role = "group";
+    this.view.ariaLabel = `Answer, ${this.method}. Arrow keys walk through its ${this.rounds.length} rounds.`;
   }
 
   // A token in words, for a verdict.
@@ -102,13 +102,21 @@ export function spell(name, value) {
   return value === null ? "–" : SHAPES[name](value);
 }
 
+// All figures of an answer in a line.
+export function line(answer) {
+  const { rate, perRound, hits, first } = answer.figures();
+  const speed = `${spell("rate", rate)} tok/s, ${spell("perRound", perRound)} per round`;
+  return `${speed}${hits === null ? "" : `, ${spell("hits", hits)} hits`}, first token after ${spell("first", first)}`;
+}
+
 // What a round did, in words.
 export function describe(round) {
   const gained = round.tokens.length === 1 ? "one token" : `${round.tokens.length} tokens`;
   if (!round.drafted.length) return `Round ${round.round}: nothing was drafted; the target gave ${gained}.`;
   const text = round.drafted.map((token) => token.text).join("");
   const how = round.hit ? "prepared in time (hit)" : ORIGINS[round.source] ?? round.source;
-  return `Round ${round.round}: “${text}” was ${how}; ${round.accepted} of ${round.drafted.length} accepted, ${gained} gained.`;
+  const accepted = `${round.accepted} of ${round.drafted.length} accepted`;
+  return `Round ${round.round}: “${text}” was ${how}; ${accepted}, ${gained} gained.`;
 }
 
 // Where answers first differ: null, or the index of the token.

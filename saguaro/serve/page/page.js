@@ -1,16 +1,12 @@
 // The page: what is typed becomes requests, and what comes back is shown as it comes.
 
-import { Answer, describe, difference, element, spell } from "/answer.js";
-import { card as readCard, chunks, Trouble } from "/stream.js";
-import { draw } from "/strip.js";
-
-const $ = (id) => document.getElementById(id);
-const isCalm = matchMedia("(prefers-reduced-motion: reduce)");
+import { Answer, difference, element, line } from "/answer.js";
+import { $, announce, busy, enter, look, redraw, setTheme, show, shown, tell } from "/show.js";
+import { card as readCard, chunks } from "/stream.js";
 
 let card = null; // of the served model
 let history = []; // turns so far, as the API has them
 let running = null; // AbortController of what is asked now
-let shown = null; // the Answer in figures and strip
 
 // ---- the server and its methods
 
@@ -18,6 +14,7 @@ async function connect() {
   try {
     card = await readCard($("key").value);
   } catch (error) {
+    card = null;
     tell(error);
     return false;
   }
@@ -46,7 +43,8 @@ function modes() {
   const sd = { name: "sd", fields: { prepare: false }, about: "draft, then verify" };
   const spec = card?.speculation;
   if (!spec) return [ar];
-  const own = { name: spec.method, fields: {}, about: spec.prepares ? "prepare the next drafts while verifying" : sd.about };
+  const about = spec.prepares ? "prepare the next drafts while verifying" : sd.about;
+  const own = { name: spec.method, fields: {}, about };
   return spec.prepares ? [ar, sd, own] : [ar, own];
 }
 
@@ -73,7 +71,7 @@ function request(messages, mode, seed) {
 
 async function ask(answer, body) {
   show(answer);
-  answer.view.setAttribute("aria-busy", "true");
+  answer.view.ariaBusy = "true";
   try {
     for await (const chunk of chunks(body, $("key").value, running.signal)) {
       const isAtEnd = $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 80;
@@ -82,9 +80,9 @@ async function ask(answer, body) {
       if (isAtEnd) $("log").scrollTop = $("log").scrollHeight;
     }
   } finally {
-    answer.view.removeAttribute("aria-busy");
+    answer.view.ariaBusy = null;
     answer.end();
-    paint();
+    redraw();
   }
 }
 
@@ -103,6 +101,8 @@ async function occupied(work) {
     await work(text, seed);
   } catch (error) {
     if (error.name !== "AbortError") {
+      if (error.status === 401) card = null;
+      if (error.status === 400 && history.length) error.message += ". Or Clear, to begin anew.";
       tell(error);
       $("prompt").value ||= text;
     }
@@ -132,7 +132,7 @@ async function chat(text, seed) {
 async function compare(text, seed) {
   const all = modes(), turns = [...history, { role: "user", content: text }];
   const turn = element("article", "turn trio"), columns = element("div", "columns");
-  const verdict = element("p", "verdict", "One after the other; first one token, so that all find the prompt in the cache.");
+  const verdict = element("p", "verdict", "First one token, so that all find the prompt read; then one after the other.");
   turn.append(element("p", "user", text), columns, verdict);
   const answers = all.map((mode) => {
     const answer = new Answer(mode.name), column = element("section");
@@ -168,75 +168,18 @@ function judge(verdict, answers, seed) {
     verdict.textContent = `✓ identical output: ${ar.ids.length} tokens, seed ${seed}${speed}`;
     verdict.classList.add("good");
   } else if (card.speculation.verification === "rejection" && Number($("temperature").value) > 0) {
-    verdict.textContent = `different output, as expected: ${other.method} verifies by rejection, which keeps the law, not the text`;
+    const why = `${other.method} verifies by rejection, which keeps the law, not the text`;
+    verdict.textContent = `different output, as expected: ${why}`;
   } else {
     const at = difference(ar, other);
-    verdict.textContent = `✗ OUTPUTS DIFFER at token ${at + 1}: ar has ${ar.token(at)}, ${other.method} has ${other.token(at)} (seed ${seed})`;
+    const what = `ar has ${ar.token(at)}, ${other.method} has ${other.token(at)}`;
+    verdict.textContent = `✗ OUTPUTS DIFFER at token ${at + 1}: ${what} (seed ${seed})`;
     verdict.classList.add("bad");
   }
   announce(verdict.textContent);
 }
 
-// ---- showing
-
-function enter(turn) {
-  $("log").append(turn);
-  $("log").scrollTop = $("log").scrollHeight;
-}
-
-function show(answer) {
-  shown = answer;
-  paint();
-}
-
-let frame = 0;
-function redraw() {
-  frame ||= requestAnimationFrame(() => paint(isCalm.matches && running !== null));
-}
-
-// Figures and strip; without motion the strip waits for the end.
-function paint(isWithoutStrip = false) {
-  cancelAnimationFrame(frame);
-  frame = 0;
-  const found = shown?.figures() ?? { rate: null, perRound: null, hits: null, first: null };
-  const places = { rate: "rate", perRound: "per-round", hits: "hits", first: "first" };
-  for (const [name, value] of Object.entries(found)) $(places[name]).textContent = spell(name, value);
-  if (!isWithoutStrip) draw($("strip"), shown);
-}
-
-function line(answer) {
-  const { rate, perRound, hits, first } = answer.figures();
-  const hit = hits === null ? "" : `, ${spell("hits", hits)} hits`;
-  return `${spell("rate", rate)} tok/s, ${spell("perRound", perRound)} per round${hit}, first token after ${spell("first", first)}`;
-}
-
-function look(answer, at) {
-  answer.look(at);
-  if (answer.rounds.length) $("round").textContent = describe(answer.rounds[answer.current]);
-  show(answer);
-}
-
-function tell(error) {
-  $("trouble").hidden = !error;
-  $("trouble").textContent = error?.message ?? "";
-  if (error && !(error instanceof Trouble)) console.error(error);
-  if (error?.status === 401) {
-    card = null;
-    $("key-field").hidden = false;
-    $("key").focus();
-  }
-}
-
-function announce(text) {
-  $("announce").textContent = text;
-}
-
-// A disabled button that has the focus would swallow every key, Esc too.
-function busy(is) {
-  $("send").disabled = $("compare").disabled = is;
-  $("stop").disabled = !is;
-  if (document.activeElement.disabled) $(is ? "stop" : "prompt").focus();
-}
+// ---- events
 
 function stop() {
   running?.abort();
@@ -245,21 +188,13 @@ function stop() {
 function clear() {
   stop();
   history = [];
-  shown = null;
   $("log").replaceChildren($("welcome"));
   $("welcome").hidden = false;
   $("round").textContent = "";
   tell(null);
-  paint();
+  show(null);
   $("prompt").focus();
 }
-
-function setTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  $("theme").textContent = theme === "dark" ? "Light" : "Dark";
-}
-
-// ---- events
 
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -282,7 +217,7 @@ $("log").addEventListener("pointerover", (event) => {
 });
 $("strip").addEventListener("pointerover", (event) => {
   const round = event.target.closest("[data-at]");
-  if (round && Number(round.dataset.at) !== shown.current) look(shown, Number(round.dataset.at));
+  if (round && Number(round.dataset.at) !== shown().current) look(shown(), Number(round.dataset.at));
 });
 $("log").addEventListener("keydown", (event) => {
   const answer = event.target.answer, at = answer?.current ?? -1;
@@ -293,11 +228,13 @@ $("log").addEventListener("keydown", (event) => {
 });
 $("theme").addEventListener("click", () => {
   const theme = $("theme").textContent.toLowerCase();
-  localStorage.setItem("theme", theme);
   setTheme(theme);
+  localStorage.setItem("theme", theme);
 });
-new ResizeObserver(() => draw($("strip"), shown)).observe($("strip"));
+new ResizeObserver(redraw).observe($("strip"));
 
-const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
-setTheme(localStorage.getItem("theme") ?? (isDark ? "dark" : "light"));
 connect();
+const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+setTheme(isDark ? "dark" : "light");
+const kept = localStorage.getItem("theme"); // last: where a browser keeps nothing this throws, and nothing is lost
+if (kept) setTheme(kept);

@@ -20,7 +20,8 @@ async function send(path, options) {
     throw new Trouble("The server cannot be reached. Check that `saguaro serve` still runs, then send again.");
   }
   if (answer.ok) return answer;
-  const said = await answer.json().then((body) => body.error?.message, () => null) ?? answer.statusText;
+  const body = await answer.json().catch(() => null); // a proxy may answer in another shape
+  const said = body?.error?.message ?? answer.statusText;
   if (answer.status === 401) throw new Trouble("This server wants an API key. Type it under Settings, then Enter.", 401);
   if (answer.status === 429) {
     const wait = answer.headers.get("Retry-After");

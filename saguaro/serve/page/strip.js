@@ -18,7 +18,7 @@ function node(name, attributes, text) {
   return made;
 }
 
-// The rounds to be shown: the last ones, or those around the one that is looked at, without moving while it is in sight.
+// The rounds to be shown: the last, or those around the one that is looked at; they stay while that is in sight.
 function windowOf(answer, width) {
   const n = Math.max(6, Math.floor((width - LEFT) / PER_ROUND));
   const { current, rounds, shown } = answer;
@@ -33,6 +33,7 @@ export function draw(svg, answer) {
   svg.setAttribute("viewBox", `0 0 ${width} 112`);
   const lanes = [node("text", { x: 0, y: TARGET + 18 }, "target"), node("text", { x: 0, y: DRAFT + 18 }, "draft")];
   svg.replaceChildren(...lanes);
+  svg.setAttribute("aria-label", "No rounds yet.");
   if (!answer?.rounds.length) return;
   answer.shown = windowOf(answer, width);
   const start = answer.shown[0], shown = answer.rounds.slice(...answer.shown);

@@ -13,7 +13,6 @@ import pytest
 from saguaro import LLM
 from saguaro.serve import front as front_module
 from saguaro.serve.http.limits import Limits
-from saguaro.serve.results import Delta
 from tests.serve.http.driver import LONG, Gate, Running, read_events, running
 
 TEXT = "/v1/completions"

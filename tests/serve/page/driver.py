@@ -1,5 +1,6 @@
 """The page as a user has it: opened in a browser, typed into, looked at."""
 
+import json
 from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Request, expect
@@ -10,6 +11,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 FLAGS += ["--disable-sync", "--no-first-run", "--disable-quic"]
 PATIENCE = 30_000  # milliseconds: longer than anything takes, however busy the machine is
 CHAT = "/v1/chat/completions"
+NONE = "\u2013"  # a figure that there is not
 
 expect.set_options(timeout=PATIENCE)
 
@@ -71,7 +73,7 @@ def bodies(page: Page) -> list[dict[str, Any]]:
 
     def see(request: Request) -> None:
         if request.url.endswith(CHAT):
-            found.append(request.post_data_json)
+            found.append(json.loads(request.post_data or ""))
 
     page.on("request", see)
     return found

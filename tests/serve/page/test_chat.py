@@ -8,7 +8,7 @@ from playwright.sync_api import Page, Route, expect
 
 from saguaro import LLM
 from tests.serve.http.driver import Gate, Running, running
-from tests.serve.page.driver import CHAT, Pages, ask, bodies, finished, origins, settle
+from tests.serve.page.driver import CHAT, NONE, Pages, ask, bodies, finished, origins, settle
 
 pytestmark = pytest.mark.browser
 
@@ -112,7 +112,7 @@ def test_a_switch_of_methods(server: Running, pages: Pages, method: str, marks: 
     assert origins(finished(page)) == marks
     expect(page.locator(".foot")).to_contain_text(f"{method} · 100 tokens")
     if method != "ssd-uniform":
-        expect(page.locator("#hits")).to_have_text("–")
+        expect(page.locator("#hits")).to_have_text(NONE)
 
 
 def test_side_by_side_one_after_the_other(server: Running, pages: Pages) -> None:
@@ -136,7 +136,7 @@ def test_outputs_that_differ_are_told_loudly(server: Running, pages: Pages) -> N
     page = pages.open(server.url)
 
     def meddle(route: Route) -> None:
-        body = route.request.post_data_json
+        body = json.loads(route.request.post_data or "")
         if body.get("prepare") is False:
             body["seed"] += 1
         route.continue_(post_data=json.dumps(body))
@@ -147,9 +147,7 @@ def test_outputs_that_differ_are_told_loudly(server: Running, pages: Pages) -> N
     expect(page.locator(".verdict.bad")).to_have_text(re.compile(r"OUTPUTS DIFFER at token \d+: ar has .*, sd has .*"))
 
 
-def test_a_comparison_that_is_stopped_has_no_verdict(
-    llm: LLM, pages: Pages, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_that_is_stopped_has_no_verdict(llm: LLM, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(llm, monkeypatch)
     with running(llm) as server:
         page = pages.open(server.url)

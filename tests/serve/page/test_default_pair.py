@@ -1,6 +1,7 @@
 """The page with the default model and a draft in a process of its own, as `make demo` has them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -15,7 +16,13 @@ PROMPT = "Explain in a few sentences how a saguaro cactus survives in the desert
 
 
 def test_an_answer_and_the_same_side_by_side(default_folder: Path, pages: Pages) -> None:
-    settings = {"draft": "drop:14", "lookahead": 2, "budget": 2, "prepare": "always", "fallback": "draft"}
+    settings: dict[str, Any] = {
+        "draft": "drop:14",
+        "lookahead": 2,
+        "budget": 2,
+        "prepare": "always",
+        "fallback": "draft",
+    }
     llm = LLM(default_folder, device="cpu", max_model_len=512, link="process", draft_timeout=60.0, **settings)
     with running(llm) as server:
         page = pages.open(server.url)

@@ -74,7 +74,10 @@ def test_a_server_that_is_gone(folder: Path, pages: Pages) -> None:
     ("body", "message"),
     [
         ('data: {"choices": []}\n\ndata: {"cho', "The connection broke before the answer was complete"),
-        ('data: {"error": {"message": "the engine could not go on"}}\n\ndata: [DONE]\n\n', "the engine could not go on"),
+        (
+            'data: {"error": {"message": "the engine could not go on"}}\n\ndata: [DONE]\n\n',
+            "the engine could not go on",
+        ),
     ],
 )
 def test_a_stream_that_breaks(server: Running, pages: Pages, body: str, message: str) -> None:
@@ -94,6 +97,12 @@ def test_what_the_server_refuses_is_told_in_its_words(server: Running, pages: Pa
     ask(page, "the end " * 200)
     expect(page.get_by_role("alert")).to_contain_text("The server refused (400)")
     expect(page.get_by_role("alert")).to_contain_text("256")
+    expect(page.get_by_role("alert")).not_to_contain_text("Clear")
+    settle(page, Max_tokens="150")
+    ask(page, "the end")
+    finished(page)
+    ask(page, "the end")
+    expect(page.get_by_role("alert")).to_contain_text("Or Clear, to begin anew.")
     assert all("400" in complaint for complaint in pages.complaints)
     pages.complaints.clear()
 
@@ -110,7 +119,7 @@ def test_only_what_the_server_can_do_is_offered(
         assert page.locator("#methods label").all_text_contents() == methods or not methods
         expect(page.get_by_role("button", name="Side by side")).to_be_visible(visible=bool(methods))
         expect(page.get_by_role("group", name="Method")).to_be_visible(visible=bool(methods))
-        settle(page)
+        settle(page, Max_tokens="30")
         ask(page, "the end")
         expect(finished(page)).not_to_be_empty()
         if methods:
