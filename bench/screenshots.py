@@ -32,7 +32,7 @@ class Args:
     """What to write."""
 
     out: Path = Path("docs")
-    max_tokens: int = 96
+    max_tokens: int = 80
 
 
 def main(args: Args) -> int:
@@ -46,8 +46,10 @@ def main(args: Args) -> int:
         look(light)
         light.screenshot(path=args.out / "page-light.png")
         dark = open_page(browser, url, DESK, "dark", args)
+        dark.get_by_label("Max tokens").fill(str(args.max_tokens // 2))
         ask(dark, "Side by side", PROMPT)
         expect(dark.locator(".verdict")).to_contain_text("identical output", timeout=SLOW)
+        dark.locator(".trio .round:has(.cache)").first.hover()
         dark.screenshot(path=args.out / "page-dark.png")
         narrow = open_page(browser, url, PHONE, "light", args)
         ask(narrow, "Send", PROMPT)

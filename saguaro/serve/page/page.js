@@ -132,7 +132,7 @@ async function chat(text, seed) {
 async function compare(text, seed) {
   const all = modes(), turns = [...history, { role: "user", content: text }];
   const turn = element("article", "turn trio"), columns = element("div", "columns");
-  const verdict = element("p", "verdict", "First one token, so that all find the prompt read; then one after the other.");
+  const verdict = element("p", "verdict", "First one token, so that the prompt is read; then one after the other.");
   turn.append(element("p", "user", text), columns, verdict);
   const answers = all.map((mode) => {
     const answer = new Answer(mode.name), column = element("section");

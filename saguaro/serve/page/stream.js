@@ -22,7 +22,7 @@ async function send(path, options) {
   if (answer.ok) return answer;
   const body = await answer.json().catch(() => null); // a proxy may answer in another shape
   const said = body?.error?.message ?? answer.statusText;
-  if (answer.status === 401) throw new Trouble("This server wants an API key. Type it under Settings, then Enter.", 401);
+  if (answer.status === 401) throw new Trouble("This server wants an API key. Type it under Settings and Enter.", 401);
   if (answer.status === 429) {
     const wait = answer.headers.get("Retry-After");
     throw new Trouble(`The server is busy: ${said}. Send again${wait ? ` in ${wait} s` : " a little later"}.`, 429);

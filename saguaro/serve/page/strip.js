@@ -69,7 +69,7 @@ export function draw(svg, answer) {
 
 // A handful of round numbers of milliseconds.
 function axis(svg, from, to, x, width) {
-  const rough = (to - from) / Math.max(2, Math.floor((width - LEFT) / 90));
+  const rough = (to - from) / Math.max(2, Math.floor((width - LEFT) / 55));
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((n) => n * power).find((size) => size >= rough);
   svg.append(node("path", { class: "axis", d: `M${LEFT} ${AXIS}H${width}` }));
