@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from bench.screenshots import BROWSER_FLAGS, CHROMIUM
 from saguaro import LLM
 from saguaro.model.tiny import write_tiny
 from tests.serve.http.driver import Running, running, tiny_llm
-from tests.serve.page.driver import CHROMIUM, FLAGS, Pages
+from tests.serve.page.driver import Pages
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def browser() -> Iterator[Browser]:
     if path is None:
         pytest.skip(f"none of {', '.join(CHROMIUM)} is installed: apt-get install chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=BROWSER_FLAGS)
         yield browser
         browser.close()
 

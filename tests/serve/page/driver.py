@@ -5,10 +5,6 @@ from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Request, expect
 
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-# No sandbox: tests may run as root in a container; the page is our own.
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-FLAGS += ["--disable-sync", "--no-first-run", "--disable-quic"]
 PATIENCE = 30_000  # milliseconds: longer than anything takes, however busy the machine is
 CHAT = "/v1/chat/completions"
 NONE = "\u2013"  # a figure that there is not
