@@ -2,23 +2,22 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Request
 from fastapi.middleware.cors import CORSMiddleware
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from saguaro import __version__
 from saguaro.serve.http.chat import chat
 from saguaro.serve.http.completions import complete
 from saguaro.serve.http.errors import APIError, ErrorResponse, install_handlers
 from saguaro.serve.http.guard import BodyGuard, KeyGuard
+from saguaro.serve.http.page import page_routes
 from saguaro.serve.http.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from saguaro.serve.http.service import Service
 from saguaro.serve.http.words import detokenize, tokenize
 
-PAGE = Path(__file__).parent.parent / "page" / "index.html"
 BODY_SECONDS = 30.0  # for a body to come
 
 _REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -40,6 +39,7 @@ def create_app(service: Service, *, api_keys: Sequence[str] = (), allowed_origin
     install_handlers(app)
     _text_routes(app, service)
     _state_routes(app, service)
+    page_routes(app)
     # What is added last comes first: whoever has no key is not read, and a browser's question about origins needs none.
     app.add_middleware(BodyGuard, max_bytes=service.limits.max_body_bytes, seconds=BODY_SECONDS)
     if api_keys:
@@ -109,14 +109,18 @@ def _state_routes(app: FastAPI, service: Service) -> None:
         """Figures for Prometheus."""
         return Response(service.metrics.text(), media_type=service.metrics.content_type)
 
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        """A page to talk with the model, and to see how it speculates."""
-        if not PAGE.exists():
-            raise APIError(404, "this installation has no page; the API is under /v1")
-        return FileResponse(PAGE, media_type="text/html")
-
 
 def _card(service: Service, name: str) -> dict[str, Any]:
-    card = {"id": name, "object": "model", "created": service.created, "owned_by": "saguaro"}
-    return {**card, "root": service.engine.loaded.name, "parent": None, "max_model_len": service.max_model_len}
+    card: dict[str, Any] = {"id": name, "object": "model", "created": service.created, "owned_by": "saguaro"}
+    card |= {"root": service.engine.loaded.name, "parent": None, "max_model_len": service.max_model_len}
+    return {**card, "speculation": _speculation(service)}
+
+
+def _speculation(service: Service) -> dict[str, Any] | None:
+    """How requests are decoded unless they say otherwise; None: one token after the other."""
+    method, config = service.engine.method, service.engine.config
+    if not method.drafts:
+        return None
+    prepares = method.planner != "nothing"
+    told = {"method": method.name, "lookahead": config.lookahead, "verification": method.verification}
+    return {**told, "prepares": prepares, "budget": config.budget if prepares else 0}

@@ -9,8 +9,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saguaro.config import format_bytes
 from saguaro.serve.http.errors import APIError
+from saguaro.serve.http.page import FILES
 
-OPEN = ("/health", "/")  # without a key: whether the server lives, and the page, which holds nothing but itself
+OPEN = ("/health", *FILES)  # without a key: whether the server lives, and the page, which holds nothing but itself
 
 
 class KeyGuard:

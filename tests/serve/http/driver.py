@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import uvicorn
 from httpx import Response
 
@@ -17,6 +18,7 @@ from saguaro.serve.front import Front
 from saguaro.serve.http.app import create_app
 from saguaro.serve.http.limits import Limits
 from saguaro.serve.http.service import Service
+from saguaro.serve.results import Delta
 from saguaro.serve.serving import Server
 
 NAME = "tiny"
@@ -90,6 +92,39 @@ def read_events(answer: Response) -> Iterator[Any]:
             kind, _, data = line.partition(": ")
             assert kind == "data"
             yield data if data == "[DONE]" else json.loads(data)
+
+
+class Gate:
+    """Holds the engine's steps back until it is opened, and tells when one wants to begin."""
+
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._steps, self._wanted = threading.Semaphore(0), threading.Semaphore(0)
+        self._is_open = False
+        step = llm.engine.step
+
+        def held() -> list[Delta]:
+            if not self._is_open:
+                self._wanted.release()
+                assert self._steps.acquire(timeout=30)
+            return step()
+
+        monkeypatch.setattr(llm.engine, "step", held)
+
+    def let(self, n: int = 1) -> None:
+        """Let so many steps be played."""
+        for _ in range(n):
+            assert self._wanted.acquire(timeout=30)
+            self._steps.release()
+
+    def wait(self) -> None:
+        """Wait until a step wants to begin: what was asked before has reached the engine."""
+        assert self._wanted.acquire(timeout=30)
+        self._wanted.release()
+
+    def open(self) -> None:
+        """Hold nothing back any more."""
+        self._is_open = True
+        self._steps.release(10_000)
 
 
 @contextmanager

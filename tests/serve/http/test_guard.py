@@ -7,6 +7,7 @@ import pytest
 
 from saguaro import LLM
 from saguaro.model.tiny import write_tiny
+from saguaro.serve.http.page import FILES, FOLDER
 from tests.serve.http.driver import Running, running, tiny_llm
 
 PATHS = ["/v1/models", "/v1/models/tiny", "/version", "/metrics", "/openapi.json", "/nope"]
@@ -30,13 +31,26 @@ def test_with_a_key_everything_but_health_and_the_page_needs_it(llm: LLM) -> Non
                 assert answer.json()["error"]["code"] == "invalid_api_key"
                 assert answer.headers["www-authenticate"] == "Bearer"
         assert server.client.get("/health").status_code == 200
-        assert server.client.get("/").status_code in (200, 404)
+        assert all(server.client.get(path).status_code == 200 for path in FILES)
         for key in ("se|cret", "other"):
             headers = {"Authorization": f"Bearer {key}"}
             assert server.client.get("/v1/models", headers=headers).status_code == 200
             assert server.post("/v1/completions", {"prompt": "the"}, headers=headers).status_code == 200
         strange = "Bearer sé|cret".encode()
         assert server.client.get("/v1/models", headers={b"Authorization": strange}).status_code == 401
+
+
+def test_the_page_is_served_with_its_types_and_lets_nothing_else_in(server: Running) -> None:
+    assert {path.name for path in FOLDER.iterdir()} == set(FILES.values())
+    for path, name in FILES.items():
+        answer = server.client.get(path)
+        assert answer.text == (FOLDER / name).read_text()
+        kind = {"html": "text/html", "css": "text/css", "js": "text/javascript"}[name.rpartition(".")[2]]
+        assert answer.headers["content-type"] == f"{kind}; charset=utf-8"
+        policy = answer.headers["content-security-policy"].split("; ")
+        assert {"default-src 'self'", "frame-ancestors 'none'", "base-uri 'none'"} <= set(policy)
+        assert "unsafe" not in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 def test_pages_of_other_origins_are_not_allowed_unless_named(server: Running, folder: Path) -> None:

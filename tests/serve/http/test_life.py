@@ -13,44 +13,10 @@ import pytest
 from saguaro import LLM
 from saguaro.serve import front as front_module
 from saguaro.serve.http.limits import Limits
-from saguaro.serve.results import Delta
-from tests.serve.http.driver import LONG, Running, read_events, running
+from tests.serve.http.driver import LONG, Gate, Running, read_events, running
 
 TEXT = "/v1/completions"
 ASKED = {"prompt": "the end", **LONG}
-
-
-class Gate:
-    """Holds the engine's steps back until it is opened, and tells when one wants to begin."""
-
-    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._steps, self._wanted = threading.Semaphore(0), threading.Semaphore(0)
-        self._is_open = False
-        step = llm.engine.step
-
-        def held() -> list[Delta]:
-            if not self._is_open:
-                self._wanted.release()
-                assert self._steps.acquire(timeout=30)
-            return step()
-
-        monkeypatch.setattr(llm.engine, "step", held)
-
-    def let(self, n: int = 1) -> None:
-        """Let so many steps be played."""
-        for _ in range(n):
-            assert self._wanted.acquire(timeout=30)
-            self._steps.release()
-
-    def wait(self) -> None:
-        """Wait until a step wants to begin: what was asked before has reached the engine."""
-        assert self._wanted.acquire(timeout=30)
-        self._wanted.release()
-
-    def open(self) -> None:
-        """Hold nothing back any more."""
-        self._is_open = True
-        self._steps.release(10_000)
 
 
 def in_thread_of(front: Any, function: Callable[[], Any]) -> Any:

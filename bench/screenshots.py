@@ -1,0 +1,94 @@
+"""Pictures of the page for the docs: an answer in light, methods side by side in dark, and a phone's width.
+
+    python -m bench.screenshots --out docs
+
+The server is `saguaro serve` on the default model with the draft of `make demo`; the browser is a Chromium at hand.
+"""
+
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
+
+from bench.overhead import PROMPT, serving
+from saguaro.errors import ConfigError
+
+FLAGS = ["--draft", "drop:14", "--lookahead", "2", "--budget", "2", "--prepare", "always", "--fallback", "draft"]
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+# No sandbox: this may run as root in a container; the page is our own.
+BROWSER_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+BROWSER_FLAGS += ["--disable-sync", "--no-first-run", "--disable-quic"]
+DESK: ViewportSize = {"width": 1180, "height": 760}
+PHONE: ViewportSize = {"width": 360, "height": 800}
+SLOW = 120_000  # milliseconds for an answer
+TEMPERATURE, SEED = "0", "1"
+
+
+@dataclass(frozen=True)
+class Args:
+    """What to write."""
+
+    out: Path = Path("docs")
+    max_tokens: int = 80
+
+
+def main(args: Args) -> int:
+    """Write the pictures."""
+    with serving([], FLAGS) as port, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=BROWSER_FLAGS)
+        url = f"http://127.0.0.1:{port}/"
+        light = open_page(browser, url, DESK, "light", args)
+        ask(light, "Send", PROMPT)
+        expect(light.locator(".foot")).to_contain_text("seed", timeout=SLOW)
+        look(light)
+        light.screenshot(path=args.out / "page-light.png")
+        dark = open_page(browser, url, DESK, "dark", args)
+        dark.get_by_label("Max tokens").fill(str(args.max_tokens // 2))
+        ask(dark, "Side by side", PROMPT)
+        expect(dark.locator(".verdict")).to_contain_text("identical output", timeout=SLOW)
+        dark.locator(".trio .round:has(.cache)").first.hover()
+        dark.screenshot(path=args.out / "page-dark.png")
+        narrow = open_page(browser, url, PHONE, "light", args)
+        ask(narrow, "Send", PROMPT)
+        expect(narrow.locator(".foot")).to_contain_text("seed", timeout=SLOW)
+        look(narrow)
+        narrow.screenshot(path=args.out / "page-narrow.png", full_page=True)
+        browser.close()
+    return 0
+
+
+def find_chromium() -> str:
+    """Where Chromium is; raises if it is nowhere."""
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if found is None:
+        raise ConfigError(f"none of {', '.join(CHROMIUM)} is installed; install Chromium")
+    return found
+
+
+def open_page(browser: Browser, url: str, size: ViewportSize, scheme: str, args: Args) -> Page:
+    """The page, with settings that give the same text every time."""
+    page = browser.new_page(viewport=size, color_scheme=scheme)  # type: ignore[arg-type]
+    page.goto(url)
+    page.get_by_label("Max tokens").fill(str(args.max_tokens))
+    page.get_by_label("Temperature").fill(TEMPERATURE)
+    page.get_by_label("Seed").fill(SEED)
+    expect(page.get_by_role("button", name="Side by side")).to_be_visible()
+    return page
+
+
+def ask(page: Page, button: str, prompt: str) -> None:
+    """Type a prompt and press a button."""
+    page.get_by_label("Message").fill(prompt)
+    page.get_by_role("button", name=button).click()
+
+
+def look(page: Page) -> None:
+    """Look at some round in the middle that was a hit."""
+    page.locator(".round:has(.cache)").nth(8).hover()
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Args)))

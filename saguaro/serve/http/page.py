@@ -1,0 +1,34 @@
+"""The page at `/`: static files, which hold no secrets and run nothing but themselves."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.responses import FileResponse, Response
+
+FOLDER = Path(__file__).parent.parent / "page"
+FILES = {"/": "index.html"} | {
+    f"/{name}": name for name in ("page.css", "page.js", "answer.js", "show.js", "stream.js", "strip.js")
+}
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+HEADERS = {
+    # Nothing from elsewhere, nothing inline, nobody's frame; the icon is a data: URL.
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # asked again, so that page and server are of one version
+}
+
+
+def page_routes(app: FastAPI) -> None:
+    """Serve the page to everybody: what it asks of the API it asks with the key that was typed into it."""
+    for path, name in FILES.items():
+        app.add_api_route(path, _sender(FOLDER / name), include_in_schema=False)
+
+
+def _sender(file: Path) -> Callable[[], Awaitable[Response]]:
+    async def send() -> Response:
+        return FileResponse(file, media_type=TYPES[file.suffix], headers=HEADERS)
+
+    return send
