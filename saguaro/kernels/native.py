@@ -18,9 +18,11 @@ from torch import Tensor
 from saguaro.errors import ConfigError
 
 SOURCE = Path(__file__).with_name("cpu.c")
-COMPILERS = ("cc", "gcc", "clang")
+COMPILERS = ("gcc", "cc", "clang")
 # No -ffast-math: it would change how the whole process treats the smallest numbers.
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+
+ALONE = ["-DALONE"]  # on one thread; the name says so in the key
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -41,20 +43,15 @@ def library() -> ctypes.CDLL:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise ConfigError(f"no C compiler ({', '.join(COMPILERS)}) was found; install gcc or clang")
-    flags = [*FLAGS, *_threads()]
-    name = f"cpu-{_key(compiler, flags)}.so"
-    for folder in (SOURCE.parent / "__pycache__", Path(tempfile.mkdtemp(prefix="saguaro-"))):
-        try:
-            path = folder / name
-            if not path.exists():
-                _compile(compiler, flags, path)
-            found = ctypes.CDLL(str(path))
-        except OSError:  # a folder that cannot be written to, or run from
-            continue
-        for function, arguments in _ARGUMENTS.items():
-            getattr(found, function).argtypes, getattr(found, function).restype = arguments, None
-        return found
-    raise ConfigError(f"neither {SOURCE.parent} nor {tempfile.gettempdir()} takes a library; make one of them writable")
+    folders = (SOURCE.parent / "__pycache__", Path(tempfile.mkdtemp(prefix="saguaro-")))
+    reasons = []
+    for flags in filter(None, (_threads(), ALONE)):  # clang's threads are not those of torch: then alone
+        for folder in folders:
+            try:
+                return _load(compiler, [*FLAGS, *flags], folder)
+            except OSError as e:  # a folder that cannot be written to, or run from, or a compiler that fails
+                reasons.append(str(e))
+    raise ConfigError(f"{compiler} could not compile {SOURCE.name} for {folders[0]} or {folders[1]}: {reasons[-1]}")
 
 
 def is_there() -> bool:
@@ -81,6 +78,17 @@ def _threads() -> list[str]:
     return ["-fopenmp", str(found[0]), f"-Wl,-rpath,{found[0].parent}", "-Wl,--as-needed"] if found else []
 
 
+def _load(compiler: str, flags: list[str], folder: Path) -> ctypes.CDLL:
+    """The library out of this folder; compiled first if it is not there."""
+    path = folder / f"cpu-{_key(compiler, flags)}.so"
+    if not path.exists():
+        _compile(compiler, flags, path)
+    found = ctypes.CDLL(str(path))
+    for function, arguments in _ARGUMENTS.items():
+        getattr(found, function).argtypes, getattr(found, function).restype = arguments, None
+    return found
+
+
 def _key(compiler: str, flags: list[str]) -> str:
     """What the library depends on: source, flags, compiler, and what it knows of the machine."""
     about = subprocess.run(
@@ -98,5 +106,5 @@ def _compile(compiler: str, flags: list[str], path: Path) -> None:
             [compiler, str(SOURCE), "-o", str(made), *flags, "-lm"], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            raise ConfigError(f"{compiler} could not compile {SOURCE.name}: {done.stderr.strip()[-500:]}")
+            raise OSError(done.stderr.strip()[-500:])
         made.replace(path)

@@ -1,6 +1,7 @@
 """cpu.c against plain torch: rounding, products and attention, and rows that do not see one another."""
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -196,9 +197,21 @@ class TestLibrary:
         broken = tmp_path / "cpu.c"
         broken.write_text("int main( {")
         monkeypatch.setattr(native, "SOURCE", broken)
-        with pytest.raises(ConfigError, match=r"could not compile cpu.c: .*error"):
+        with pytest.raises(ConfigError, match=r"could not compile cpu.c for .*error"):
             library()
         assert not list(tmp_path.rglob("*.so"))
+
+    @pytest.mark.skipif(shutil.which("clang") is None, reason="there is no clang")
+    def test_by_clang(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """Whose threads are not those of torch."""
+        copy = tmp_path / "cpu.c"
+        copy.write_bytes(native.SOURCE.read_bytes())
+        monkeypatch.setattr(native, "SOURCE", copy)
+        monkeypatch.setattr(native, "COMPILERS", ("clang",))
+        weight, rows = Int8Weight(draw(960, 576)), Int8Weight.rows(draw(5, 576, seed=1))
+        sums = rows.steps.long() @ weight.steps.long().t()
+        expected = sums.float() * (rows.scales[:, None] * weight.scales)
+        torch.testing.assert_close(weight.multiply(rows, None, None), expected, rtol=1e-6, atol=1e-6)
 
     def test_it_is_compiled_once(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         copy = tmp_path / "cpu.c"
