@@ -90,7 +90,7 @@ class LlamaCpp:
         rules |= {"repeat_penalty": params.repetition_penalty, "temp": params.temperature}
         for token in self.model.generate(prompt, **rules):
             tokens.append(int(token))
-            is_end = self.model._model.token_is_eog(token) and not params.ignore_eos
+            is_end = token == self.model.token_eos() and not params.ignore_eos
             if is_end or len(tokens) == params.max_tokens:
                 break
         return tokens

@@ -11,13 +11,15 @@ import torch
 from rich.console import Console
 
 from saguaro import LLM, EngineConfig, SamplingParams
+from saguaro.engine.placement import usable_cores
 from saguaro.errors import ConfigError
 from saguaro.model.tiny import write_tiny
+from saguaro.model.tokenizer import load_tokenizer
 from saguaro.serve import bench, cli, compare
 from saguaro.serve.entrant import Entrant, first_difference, results, table
 from saguaro.serve.lineup import method_names
 from saguaro.serve.metrics import Summary
-from saguaro.serve.peer import Peer, check_peer
+from saguaro.serve.peer import LlamaCpp, Peer, check_peer, gguf_of
 from saguaro.serve.prompts import OURS, read_prompts
 
 KEYS = {
@@ -175,12 +177,38 @@ def test_which_methods_are_compared() -> None:
         (["--json", "/no/such/folder/out.json"], "cannot write /no/such/folder/out.json: No such file or directory"),
         (["--peer", "transformers", "--presence-penalty", "1"], "presence_penalty is 1.0; transformers knows"),
         (["--peer", "transformers", "--model", "x.gguf"], "give one, or no peer"),
+        (["--peer", "vllm"], "peer is 'vllm'; peers are transformers and llama.cpp"),
+        (["--methods", "ar@0"], "'ar@0' asks for 0 cores; after @ stands a number from 1 to"),
+        (["--methods", "ngram@x"], "'ngram@x' asks for x cores"),
     ],
 )
 def test_mistakes_are_explained_before_anything_is_loaded(args: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as found:
         cli.run(cli.parse(["bench", *args]))
     assert message in str(found.value)
+
+
+def test_cores_are_given_and_taken_back(pair: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    before = usable_cores(), torch.get_num_threads()
+    assert cli.run(cli.parse(["bench", *pair, "--methods", "ar@1,sd@1", "--num-prompts", "2", "--no-chat"])) == 0
+    assert "identical output: ar@1, sd@1" in capsys.readouterr().out
+    assert (usable_cores(), torch.get_num_threads()) == before
+
+
+def test_llama_cpp_is_asked_what_we_are(default_folder: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    peer = LlamaCpp(gguf_of(default_folder), n_threads=1, n_context=64)
+    prompt = load_tokenizer(default_folder, 49152).encode("Count from one to ten: one, two,")
+    greedy = SamplingParams(temperature=0, max_tokens=6)
+    first, second = peer.generate([prompt, prompt], [greedy, greedy])
+    assert first == second
+    assert len(first) == 6
+    assert " three" in load_tokenizer(default_folder, 49152).decode(first)
+
+
+def test_llama_cpp_reads_gguf_files_only(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"llama.cpp reads a .gguf file: give one, or no llama.cpp"):
+        gguf_of(tmp_path)
 
 
 def test_prompts_are_taken_in_turn(tmp_path: Path) -> None:
