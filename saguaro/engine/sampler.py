@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from saguaro.algo.sampling import NEVER, Rules, choose, penalise, rank
+from saguaro.algo import sampling
+from saguaro.algo.sampling import NEVER, Rules, choose, penalise
 from saguaro.config import SamplingParams
 from saguaro.engine.grammar import forbid
 from saguaro.engine.request import Request
@@ -44,11 +45,11 @@ class Sampler:
         """The n likeliest to be the target's token at every place, best first, and their scores; logits may change."""
         each, n = rules(places, logits.device), min(n, self.n_known)
         if self._kernel is None or logits.dtype != torch.float32:
-            return rank(self.shape(logits, places)[:, : self.n_known], each, n)
+            return sampling.rank(self.shape(logits, places)[:, : self.n_known], each, n)
         tokens, scores = self._kernel(logits, each.temperature, each.seeds, each.positions, self.n_known, n)
         at, odd = _odd(places, logits.device)
         if odd:
-            tokens[at], scores[at] = rank(self.shape(logits[at], odd)[:, : self.n_known], each.select(at), n)
+            tokens[at], scores[at] = sampling.rank(self.shape(logits[at], odd)[:, : self.n_known], each.select(at), n)
         return tokens, scores
 
     def shape(self, logits: Tensor, places: Sequence[Place]) -> Tensor:  # [L, V], changed in place

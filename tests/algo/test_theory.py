@@ -198,7 +198,7 @@ def test_theorem_15_the_hit_rate_never_rises_with_c(p: Tensor, q: Tensor, F: int
 def test_rejection_hit_rate_is_the_sum_over_every_rejected_token(p: Tensor, q: Tensor, F: int, C: float) -> None:
     drafted = saguaro_probabilities(q, F, C)
     law, rejection = residual_law(p, drafted), 1 - float(acceptance_rate(p, drafted))
-    if rejection < 1e-9:
+    if rejection < 1e-6:  # a difference of numbers that are nearly 1: nothing is left to divide by
         return
     order = sorted(range(5), key=lambda v: (-float(q[v]), v))
     total = 0.0

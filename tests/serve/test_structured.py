@@ -14,6 +14,7 @@ from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.rows import Rows
 from saguaro.engine.graphed import GraphVerifier
 from saguaro.errors import ConfigError
+from saguaro.kernels import native
 from saguaro.kernels.bundle import plain_kernels
 from saguaro.methods import METHODS
 from saguaro.model import grammar
@@ -128,10 +129,11 @@ def test_a_draft_in_a_process_of_its_own(tiny: LLM, expected: list[Result]) -> N
 
 
 @pytest.mark.parametrize("method", ["ar", "sd", "ssd"])
-def test_steps_as_a_gpu_captures_them(
-    tiny: LLM, expected: list[Result], method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_as_a_gpu_captures_them(folder: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verifier and drafter of a device, with the kernels' plain twins: the draft knows no grammar there."""
+    monkeypatch.setattr(native, "is_there", lambda: False)  # weights stay the tensors that the twins read
+    tiny = LLM(folder, device="cpu", dtype="float32", kv_memory="2MiB")
+    expected = run(tiny.engine, *each())
     monkeypatch.setattr(assembly, "kernels_for", lambda device: plain_kernels())
     monkeypatch.setattr(assembly.Assembly, "_warm", lambda *parts: None)  # nothing to capture
     captured = tiny.sibling(method=method, draft="drop:2", prepare="always", **SIZES)
