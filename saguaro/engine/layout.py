@@ -9,6 +9,7 @@ wanted   flat positions whose logits are needed: the last text token of a sampli
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -35,6 +36,11 @@ class Layout:
     starts: list[int]  # [R + 1]
     lengths: list[int]  # [R] text positions a row's last token sees, itself included
     pages: list[Sequence[int]]  # [R]
+
+    @property
+    def sizes(self) -> list[int]:  # [R]
+        """Tokens of each row."""
+        return [stop - start for start, stop in pairwise(self.starts)]
 
 
 def flatten(segments: Sequence[Segment], page_size: int, device: torch.device) -> Layout:

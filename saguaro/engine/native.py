@@ -24,8 +24,7 @@ class NativeAttention:
 
     def plan(self, layout: Layout) -> None:
         """Find where each token's text lies and how much of it the token sees."""
-        sizes = [stop - start for start, stop in zip(layout.starts, layout.starts[1:], strict=False)]
-        longest = max(layout.lengths)
+        sizes, longest = layout.sizes, max(layout.lengths)
         self._to = layout.slots
         self._slots = torch.zeros(len(sizes), longest, dtype=torch.int32)  # [R, longest]: of every key
         for row, (pages, length) in enumerate(zip(layout.pages, layout.lengths, strict=True)):

@@ -41,14 +41,13 @@ class PagedAttention:
         """Take the next step's layout."""
         device, n_pages = self._cache.device, max(map(len, layout.pages))
         pages = torch.tensor([[*row, *[0] * (n_pages - len(row))] for row in layout.pages], dtype=torch.int32)
-        sizes = [stop - start for start, stop in zip(layout.starts, layout.starts[1:], strict=False)]
         self.plan_paged(
             Paged(
                 layout.slots,
                 pages.to(device),
                 torch.tensor(layout.starts, dtype=torch.int32).to(device),
                 torch.tensor(layout.lengths, dtype=torch.int32).to(device),
-                n_queries=max(sizes),
+                n_queries=max(layout.sizes),
                 longest=max(layout.lengths),
             )
         )

@@ -37,30 +37,37 @@ _ARGUMENTS: dict[str, list[Any]] = {
 }
 
 
-@functools.cache
 def library() -> ctypes.CDLL:
     """The library; a ConfigError that says why where there can be none."""
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
-        raise ConfigError(f"no C compiler ({', '.join(COMPILERS)}) was found; install gcc or clang")
-    folders = (SOURCE.parent / "__pycache__", Path(tempfile.mkdtemp(prefix="saguaro-")))
-    reasons = []
-    for flags in filter(None, (_threads(), ALONE)):  # clang's threads are not those of torch: then alone
-        for folder in folders:
-            try:
-                return _load(compiler, [*FLAGS, *flags], folder)
-            except OSError as e:  # a folder that cannot be written to, or run from, or a compiler that fails
-                reasons.append(str(e))
-    raise ConfigError(f"{compiler} could not compile {SOURCE.name} for {folders[0]} or {folders[1]}: {reasons[-1]}")
+    found = find()
+    if isinstance(found, str):
+        raise ConfigError(found)
+    return found
 
 
 def is_there() -> bool:
     """Whether this machine has the library."""
-    try:
-        library()
-    except ConfigError:
-        return False
-    return True
+    return not isinstance(find(), str)
+
+
+@functools.cache
+def find() -> ctypes.CDLL | str:
+    """The library, or why there can be none; sought once."""
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        return f"no C compiler ({', '.join(COMPILERS)}) was found; install gcc or clang"
+    reason = ""
+    for flags in filter(None, (_threads(), ALONE)):  # clang's threads are not those of torch: then alone
+        try:
+            return _load(compiler, [*FLAGS, *flags], SOURCE.parent / "__pycache__")
+        except OSError:  # a folder that cannot be written to, or run from, or a compiler that fails
+            pass
+        try:
+            with tempfile.TemporaryDirectory(prefix="saguaro-") as folder:  # what is loaded needs its file no more
+                return _load(compiler, [*FLAGS, *flags], Path(folder))
+        except OSError as e:
+            reason = str(e)
+    return f"{compiler} could not compile {SOURCE.name} for {SOURCE.parent} or a temporary folder: {reason}"
 
 
 def at(tensor: Tensor | None) -> int | None:

@@ -183,9 +183,9 @@ class TestLibrary:
 
     @pytest.fixture(autouse=True)
     def fresh(self) -> object:
-        native.library.cache_clear()
+        native.find.cache_clear()
         yield
-        native.library.cache_clear()
+        native.find.cache_clear()
 
     def test_without_a_compiler(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(native, "COMPILERS", ("no-such-compiler",))
@@ -220,7 +220,7 @@ class TestLibrary:
         library()
         (made,) = tmp_path.rglob("*.so")
         written = made.stat().st_mtime_ns
-        native.library.cache_clear()
+        native.find.cache_clear()
         library()
         assert made.stat().st_mtime_ns == written
 

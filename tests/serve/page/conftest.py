@@ -2,16 +2,15 @@
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from bench.screenshots import BROWSER_FLAGS, CHROMIUM
-from saguaro import LLM
-from saguaro.model.tiny import write_tiny
-from tests.serve.http.driver import Running, running, tiny_llm
+from tests.serve.http.conftest import folder, llm, server
 from tests.serve.page.driver import Pages
+
+__all__ = ["browser", "folder", "llm", "pages", "server"]  # a server is a server
 
 
 @pytest.fixture(scope="module")
@@ -32,20 +31,3 @@ def pages(browser: Browser) -> Iterator[Pages]:
     pages = Pages(browser)
     yield pages
     pages.close()
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("shown"), "llama", num_hidden_layers=4)
-
-
-@pytest.fixture
-def llm(folder: Path) -> LLM:
-    """An engine that only the server under test uses."""
-    return tiny_llm(folder)
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Running]:
-    with running(tiny_llm(folder)) as found:
-        yield found
