@@ -35,6 +35,10 @@ class Serving(Protocol):
     def tokenizer(self) -> Tokenizer:
         """The target's."""
 
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end a text."""
+
     def check(self, tokens: Sequence[int], params: SamplingParams) -> None:
         """Raise if such a prompt cannot be served."""
 
@@ -81,22 +85,31 @@ def sample(
     progress: Progress = lambda *_: None,
 ) -> Sampled:
     """Add texts until the corpus holds n_texts; progress counts them. Prompts that do not fit are skipped."""
-    if n_texts < 1 or n_shard < 1:
-        raise ConfigError(f"n_texts is {n_texts} and n_shard {n_shard}; both must be at least 1")
     if not temperatures:
         raise ConfigError("temperatures is empty; give at least one, 0 for greedy")
     kinds = [SamplingParams(max_tokens=max_tokens, temperature=value, seed=seed) for value in temperatures]
+    if n_texts < 1:
+        raise ConfigError(f"n_texts is {n_texts}; it must be at least 1")
     tokens, n_skipped = encode(llm.engine, prompts, kinds[0], n_texts, chat)
     plan = Plan(tokens, max_tokens, tuple(temperatures), seed)
-    _check_origin(corpus, plan, n_texts)
     n_before, n_tokens_before, began = len(corpus), corpus.n_tokens, time.perf_counter()
-    progress(STAGE, min(n_before, n_texts), n_texts)
+    extend(llm, plan, corpus, n_texts, n_shard, lambda done, total: progress(STAGE, done, total))
+    seconds = time.perf_counter() - began
+    return Sampled(len(corpus) - n_before, corpus.n_tokens - n_tokens_before, n_skipped, seconds)
+
+
+def extend(
+    llm: Target, plan: "Plan", corpus: Corpus, n_texts: int, n_shard: int, progress: Callable[[int, int], None]
+) -> None:
+    """Add the plan's next texts until the corpus holds n_texts."""
+    if n_shard < 1:
+        raise ConfigError(f"n_shard is {n_shard}; it must be at least 1")
+    _check_origin(corpus, plan, n_texts)
+    progress(min(len(corpus), n_texts), n_texts)
     while len(corpus) < n_texts:
         first = len(corpus)
         last = min(n_texts, (first // n_shard + 1) * n_shard)  # where an uninterrupted run would end a shard
-        corpus.append(_continue(llm, plan, range(first, last), lambda done: progress(STAGE, done, n_texts)))
-    seconds = time.perf_counter() - began
-    return Sampled(len(corpus) - n_before, corpus.n_tokens - n_tokens_before, n_skipped, seconds)
+        corpus.append(_continue(llm, plan, range(first, last), lambda done: progress(done, n_texts)))
 
 
 @dataclass(frozen=True)

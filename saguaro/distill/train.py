@@ -23,7 +23,7 @@ from saguaro.model.default import Progress
 from saguaro.model.transformer import Transformer
 
 STAGE = "training the draft"
-CHUNK = 2**25  # most logits of the target at a time
+CHUNK = 2**26  # most logits of the target at a time
 
 
 def train(
@@ -44,7 +44,7 @@ def train(
     batches = Batches(texts, recipe)
     origin = {"texts": batches.digest, "the draft at first": _digest(student)}
     checkpoint = Checkpoint(folder, {**asdict(recipe), **origin})
-    with _trained(student) as weights:
+    with _trained(student) as weights, _tensor_cores():
         optimizer = _optimizer(weights, recipe)
         reports = checkpoint.restore(weights, optimizer)
         progress(STAGE, len(reports), recipe.steps)
@@ -77,6 +77,17 @@ def _trained(student: Transformer) -> Iterator[dict[str, nn.Parameter]]:
         for weight in weights.values():
             weight.requires_grad_(False)
             weight.grad = None
+
+
+@contextmanager
+def _tensor_cores() -> Iterator[None]:
+    """float32 products by a GPU's tensor cores: 10 bits of each factor, but whole sums, which half precision lacks."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _digest(student: Transformer) -> str:

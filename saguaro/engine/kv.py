@@ -57,7 +57,7 @@ def plan_kv(
     if config.kv_memory == "auto":
         budget = budget * per_token // (per_token + beside)
     # More than every row at full length can never be used.
-    useful = -(-spec.max_length // config.page_size) * config.max_batch_rows
+    useful = -(-(config.max_model_len or spec.max_length) // config.page_size) * config.max_batch_rows
     n_pages = min(budget // (per_token * config.page_size), useful)
     wanted = config.max_model_len or 2 * config.page_size
     if n_pages * config.page_size < wanted:

@@ -31,14 +31,26 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a conversation, ready for the assistant's next turn."""
+        check_messages(messages)
+        return self.encode(self._conversation(messages), special=False)
+
+    def encode_opening(self) -> list[int]:
+        """Tokens of a conversation up to where its first user's message begins."""
+        mark = "\u2063saguaro\u2063"  # nobody's words
+        before, *after = self._conversation([{"role": "user", "content": mark}]).split(mark)
+        tokens = self.encode(before, special=False)
+        if len(after) != 1 or not tokens:
+            raise TokenizerMismatch(f"the chat template of {self.name} does not say where a user's message begins")
+        return tokens
+
+    def _conversation(self, messages: Sequence[Message]) -> str:
+        """A conversation as the chat template writes it, ready for the assistant's next turn."""
         if self.inner.chat_template is None:
             raise TokenizerMismatch(f"{self.name} has no chat template; use generate with a plain prompt")
-        check_messages(messages)
         try:
-            text = self.inner.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+            return str(self.inner.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
         except Exception as e:  # a template is a program: it raises what it likes
             raise RequestError(f"the chat template of {self.name} refuses this conversation: {e}") from e
-        return list(self.inner(_check_text(text), add_special_tokens=False)["input_ids"])
 
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
         """Text of these tokens, special ones left out unless they are wanted."""

@@ -224,6 +224,8 @@ class Distill:
     """Where the default model is kept."""
     prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
     """Files of prompts, as for generate; without any, our own."""
+    questions: int = 0
+    """Prompts that the target is to write itself, beside those."""
     texts: int = 2048
     """Texts the target is to write; prompts are used again where there are fewer."""
     max_tokens: int = 192

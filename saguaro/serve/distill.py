@@ -7,6 +7,7 @@
 The same command again goes on where it was interrupted.
 """
 
+import gc
 import json
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from saguaro import __version__
 from saguaro.config import SamplingParams
 from saguaro.distill.checkpoint import StepReport
 from saguaro.distill.corpus import Corpus
+from saguaro.distill.questions import ask, spread
 from saguaro.distill.recipe import Recipe
 from saguaro.distill.sample import encode, sample
 from saguaro.distill.seeds import MOST_PROMPTS, seed_prompts
@@ -45,17 +47,18 @@ def distill(command: cli.Distill) -> int:
     recipe = command.recipe.recipe()
     learnt, held = split_prompts(command)
     record = Record(command.out, settings_of(command, recipe))
-    with progress_bar() as progress, load_target(command, progress) as llm:
+    with progress_bar() as progress:
         if not record.is_whole:
-            make(command, recipe, llm, learnt, record, progress)
-        for temperature in (0.0, 1.0):
-            record.write(f"temperature {temperature:g}", evaluate(command, llm, held, temperature))
+            make(command, recipe, learnt, record, progress)
+        with load_target(command, progress, method="sd", draft=str(command.out), link="inline") as llm:
+            for temperature in (0.0, 1.0):
+                record.write(f"temperature {temperature:g}", evaluate(command, llm, held, temperature))
     print(json.dumps(record.found, indent=1))
     print(f"saguaro: the draft is in {command.out}; use it with --draft {command.out}", file=sys.stderr)
     return 0
 
 
-def load_target(command: cli.Distill, progress: Progress) -> LLM:
+def load_target(command: cli.Distill, progress: Progress, **settings: Any) -> LLM:
     """The target; without a prefix cache it reads a prompt always alike, so a resumed run gives the very same texts."""
     return LLM(
         command.target,
@@ -65,31 +68,17 @@ def load_target(command: cli.Distill, progress: Progress) -> LLM:
         device=command.device,
         threads=command.threads,
         max_batch_rows=command.batch_rows,
+        lookahead=command.lookahead,
         prefix_caching=False,
+        **settings,
     )
 
 
-def make(
-    command: cli.Distill, recipe: Recipe, llm: LLM, prompts: Sequence[str], record: "Record", progress: Progress
-) -> None:
+def make(command: cli.Distill, recipe: Recipe, prompts: Sequence[str], record: "Record", progress: Progress) -> None:
     """Sample, train and write; what cannot be is refused before that takes its time."""
-    model, work = plain(llm.engine.loaded), command.out / "work"
-    layers, ends = pick_layers(model.spec.n_layers, command.layers), llm.engine.eos_ids
-    if command.head <= len(ends):
-        raise ConfigError(f"head is {command.head}; it must hold more than the {len(ends)} tokens that end a text")
-    corpus = Corpus(work / "texts")
-    sampled = sample(
-        llm,
-        prompts,
-        corpus,
-        n_texts=command.texts,
-        max_tokens=command.max_tokens,
-        temperatures=command.temperatures,
-        seed=recipe.seed,
-        chat=command.chat,
-        n_shard=4 * command.batch_rows,
-        progress=progress,
-    )
+    model, corpus, ends = write_texts(command, recipe, prompts, record, progress)
+    gc.collect()  # the engine's memory, for the training
+    torch.cuda.empty_cache()
     counts = corpus.counts(model.spec.n_vocab)
     ids = frequent(counts, command.head, ends)
     record.write(
@@ -97,16 +86,46 @@ def make(
         {
             "texts": len(corpus),
             "tokens": corpus.n_tokens,
-            "skipped_prompts": sampled.n_skipped,
             "head_rows": len(ids),
             "share_the_head_can_say": round(float(counts[ids].sum() / counts.sum()), 4),
         },
     )
-    student = make_student(model, layers, ids)
-    reports = train(student, model, corpus, recipe, folder=work / "training", progress=progress)
+    student = make_student(model, pick_layers(model.spec.n_layers, command.layers), ids)
+    reports = train(student, model, corpus, recipe, folder=command.out / "work" / "training", progress=progress)
     n = max(1, min(MOST_MEANT, len(reports) // 3))
     record.write("training", {"first": _mean(reports[:n]), "last": _mean(reports[-n:])})
     save_student(student, command.out)
+
+
+def write_texts(
+    command: cli.Distill, recipe: Recipe, prompts: Sequence[str], record: "Record", progress: Progress
+) -> tuple[Transformer, Corpus, frozenset[int]]:
+    """The target, its texts, and the tokens that end one."""
+    work, n_shard = command.out / "work", 4 * command.batch_rows
+    with load_target(command, progress, method="ar") as llm:
+        ends = llm.engine.eos_ids
+        pick_layers(llm.engine.loaded.model.spec.n_layers, command.layers)
+        if command.head <= len(ends):
+            raise ConfigError(f"head is {command.head}; it must hold more than the {len(ends)} tokens that end a text")
+        own: list[str] = []
+        if command.questions:
+            asked = Corpus(work / "questions")
+            own = ask(llm, asked, n=command.questions, seed=recipe.seed, n_shard=n_shard, progress=progress)
+        corpus = Corpus(work / "texts")
+        done = sample(
+            llm,
+            spread(prompts, own),
+            corpus,
+            n_texts=command.texts,
+            max_tokens=command.max_tokens,
+            temperatures=command.temperatures,
+            seed=recipe.seed,
+            chat=command.chat,
+            n_shard=n_shard,
+            progress=progress,
+        )
+        record.write("prompts", {"given": len(prompts), "own_questions": len(own), "skipped": done.n_skipped})
+        return plain(llm.engine.loaded), corpus, ends
 
 
 def plain(loaded: Loaded) -> Transformer:
@@ -118,12 +137,12 @@ def plain(loaded: Loaded) -> Transformer:
 
 def evaluate(command: cli.Distill, llm: LLM, prompts: Sequence[str], temperature: float) -> dict[str, Any]:
     """What the draft is worth to speculative decoding, by the engine itself, on prompts it has not learnt from."""
-    summary, settings = Summary(), {"draft": str(command.out), "lookahead": command.lookahead, "link": "inline"}
+    summary = Summary()
     asked, _ = encode(llm.engine, prompts, SamplingParams(max_tokens=command.max_tokens), len(prompts), command.chat)
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=command.max_tokens) for i in range(len(asked))]
-    with llm.sibling(method="sd", **settings) as drafted:
-        drafted.engine.round.observers.append(summary.add)
-        drafted.generate(asked, params)
+    llm.engine.round.observers.append(summary.add)
+    llm.generate(asked, params)
+    llm.engine.round.observers.remove(summary.add)
     found = summary.as_dict()
     return {
         "lookahead": command.lookahead,
@@ -134,8 +153,11 @@ def evaluate(command: cli.Distill, llm: LLM, prompts: Sequence[str], temperature
 def split_prompts(command: cli.Distill) -> tuple[list[str], list[str]]:
     """The prompts to learn from, and those held out to evaluate."""
     n_held = command.evaluate
+    if command.questions < 0:
+        raise ConfigError(f"questions is {command.questions}; it must be 0 or more")
     if not command.prompts:
-        prompts = seed_prompts(min(command.texts + n_held, MOST_PROMPTS))
+        n = max(1, command.texts - command.questions)
+        prompts = seed_prompts(min(n + n_held, MOST_PROMPTS))
     else:
         files = [path for given in command.prompts for path in given]
         prompts = [asked.prompt for path in files for asked in read_prompt_file(path)]
@@ -160,7 +182,7 @@ def frequent(counts: Tensor, n: int, always: frozenset[int]) -> Tensor:  # [V] -
 def settings_of(command: cli.Distill, recipe: Recipe) -> dict[str, Any]:
     """Everything that decides what the draft will be."""
     # batch_rows too: texts that are written together round alike.
-    names = ["target", "revision", "texts", "max_tokens", "temperatures", "chat"]
+    names = ["target", "revision", "questions", "texts", "max_tokens", "temperatures", "chat"]
     names += ["layers", "head", "evaluate", "batch_rows"]
     files = [str(path) for given in command.prompts for path in given]
     chosen = {name: getattr(command, name) for name in names}

@@ -129,7 +129,7 @@ def test_what_is_refused(tiny: LLM, tmp_path: Path) -> None:
     good = {"n_texts": 2, "max_tokens": 4, "temperatures": (1.0,)}
     for bad, message in (
         ({"n_texts": 0}, "n_texts is 0"),
-        ({"n_shard": 0}, "n_shard 0"),
+        ({"n_shard": 0}, "n_shard is 0"),
         ({"temperatures": ()}, "temperatures is empty"),
         ({"temperatures": (0.5, -1.0)}, "temperature is -1.0"),
         ({"max_tokens": 0}, "max_tokens is 0"),
