@@ -15,6 +15,7 @@ import tyro
 
 from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
+from saguaro.model.default import DRAFT
 from saguaro.serve.metrics import Summary
 
 
@@ -44,12 +45,12 @@ def main(args: Args) -> int:
     settings: dict[str, Any] = {"device": args.device, "dtype": args.dtype, "threads": args.threads}
     plain = LLM(method="ar", lookahead=args.lookahead, max_batch_rows=args.batch, max_model_len=4096, **settings)
     found = []
-    for draft in args.drafts or ("auto",):
+    for draft in args.drafts or (str(DRAFT),):
         with plain.sibling(method="sd", draft=draft, link="inline") as llm:
             for temperature in args.temperatures:
                 lines = [measure(llm, path, temperature, args) for path in args.prompts]
                 mean = sum(line["tokens_per_round"] for line in lines) / len(lines)
-                print(f"{draft} T={temperature:g} {'mean':14} {mean:.3f} tokens per round", flush=True)
+                print(f"{Path(draft).name} T={temperature:g} {'mean':14} {mean:.3f} tokens per round", flush=True)
                 found += [{"draft": draft, "temperature": temperature, **line} for line in lines]
     if args.json is not None:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
@@ -67,7 +68,7 @@ def measure(llm: LLM, path: Path, temperature: float, args: Args) -> dict[str, A
     llm.engine.round.observers.remove(summary.add)
     by_position = [rate.value or 0.0 for rate in summary.by_position]
     shown = f"{summary.n_tokens} tokens, by position {' '.join(f'{rate:.3f}' for rate in by_position)}"
-    where = f"{llm.engine.config.draft} T={temperature:g} {path.stem:14}"
+    where = f"{Path(str(llm.engine.config.draft)).name} T={temperature:g} {path.stem:14}"
     print(f"{where} {summary.tokens_per_round:.3f} tokens per round, {shown}", flush=True)
     return {
         "set": path.stem,

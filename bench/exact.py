@@ -23,6 +23,7 @@ import tyro
 
 from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
+from saguaro.model.default import DRAFT
 from saguaro.serve.metrics import Summary
 from saguaro.transport.process import Patience, Process
 
@@ -32,7 +33,7 @@ class Args:
     """What to compare."""
 
     methods: str = "sd,ngram,amusd,pearl,specbranch,ssd-uniform,ssd"
-    draft: str = "drop:14"
+    draft: str = str(DRAFT)
     prompts: tuple[Path, ...] = ()
     """JSONL files; without any, our own prompts."""
     num_prompts: int = 20

@@ -58,7 +58,7 @@ class Args:
     clients: int = 64
     model: str | None = None
     """A model, or tiny."""
-    draft: str = "drop:14"
+    draft: str | None = None
     method: str = "ssd"
     prepare: str = "always"
     rows: int = 16

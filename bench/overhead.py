@@ -1,7 +1,7 @@
 """What HTTP costs: one stream through `saguaro serve` against LLM.generate with the same settings, in the same run.
 
 python -m bench.overhead                                   # ar
-python -m bench.overhead --draft drop:14 --method ssd
+python -m bench.overhead --method ssd
 
 The server is a process of its own, as users run it, and the client reads every event. The ways take turns, and the
 first turn is for warming up. The exit status is 1 if the server is slower than --least times LLM.generate.

@@ -2,7 +2,7 @@
 
     python -m bench.screenshots --out docs
 
-The server is `saguaro serve` on the default model with the draft of `make demo`; the browser is a Chromium at hand.
+The server is `saguaro serve` on the default pair; the browser is a Chromium at hand.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 from bench.overhead import PROMPT, serving
 from saguaro.errors import ConfigError
 
-FLAGS = ["--draft", "drop:14", "--lookahead", "2", "--budget", "2", "--prepare", "always", "--fallback", "draft"]
+FLAGS = ["--prepare", "always", "--fallback", "draft"]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 # No sandbox: this may run as root in a container; the page is our own.
 BROWSER_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]

@@ -22,6 +22,7 @@ import tyro
 from saguaro import LLM, SamplingParams
 from saguaro.draft.rows import Rows
 from saguaro.engine.sampler import Sampler
+from saguaro.model.default import DRAFT
 from saguaro.model.grammar import Matcher
 from saguaro.serve.metrics import Summary
 from saguaro.serve.results import Result
@@ -89,7 +90,7 @@ class Args:
     """What to compare."""
 
     outputs: int = 50
-    draft: str = "drop:14"
+    draft: str = str(DRAFT)
     method: str = "ssd"
     lookahead: int = 4
     budget: int = 8

@@ -19,6 +19,7 @@ import tyro
 from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
 from saguaro.algo.theory import expected_tokens, ssd_speedup, unconditional_hit_rate
+from saguaro.model.default import DRAFT
 from saguaro.types import RoundEvent
 
 
@@ -26,7 +27,7 @@ from saguaro.types import RoundEvent
 class Args:
     """What to run."""
 
-    draft: str = "drop:14"
+    draft: str = str(DRAFT)
     prompts: tuple[Path, ...] = ()
     """JSONL files; without any, our own prompts."""
     num_prompts: int = 12

@@ -186,7 +186,7 @@ class EngineConfig:
 
     draft: str | None = None
     """The draft: a folder or .gguf file with the target's vocabulary, a Hub id, or drop:I,J,... for the target without
-    those layers."""
+    those layers; the default model has one of its own."""
     method: str = "auto"
     """The decoding method (see saguaro.methods); auto: ssd if there is a draft, else ar."""
     lookahead: int = 4

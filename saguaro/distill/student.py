@@ -1,7 +1,7 @@
 """A draft made out of its target: some of its layers, some rows of its head, and its embedding, which is shared.
 
     config.json              the target's with fewer layers, and "saguaro": {"embedding": "target"}
-    model.safetensors        layers, last norm and head rows in half precision; no embedding
+    model.safetensors        layers, last norm and head rows in half precision or int8; no embedding
     token_map.safetensors    the token of each row of the head
 
 config.json is written last and an older one removed first: a folder that has one is whole.
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from saguaro.errors import ConfigError, ModelError
 from saguaro.model.load import borrower
+from saguaro.model.rounded import rounded
 from saguaro.model.spec import ModelSpec, Rope
 from saguaro.model.token_map import fault, write_token_map
 from saguaro.model.transformer import Transformer
@@ -61,16 +62,22 @@ def make_student(
 
 
 def save_student(student: Transformer, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write a folder that `--draft` takes, in the half precision that loses less unless a dtype is given."""
+    """Write a folder that `--draft` takes, in the half precision that loses less unless a dtype is given; in int8 its
+    matrices are."""
     weights = {name: place for name, place in destinations(student).items() if name != EMBEDDING}
-    dtype = dtype or half_for(weights)
+    half = half_for(weights)
+    dtype = dtype or half
+    if dtype == torch.int8:
+        weights = rounded(weights, half)
+    else:
+        weights = {name: weight.to(dtype) for name, weight in weights.items()}
     assert student.token_map is not None
     config = folder / "config.json"
     try:
         config.unlink(missing_ok=True)
     except OSError as e:
         raise ModelError(f"cannot write to {folder} ({e.strerror}); choose another folder") from e
-    save_tensors({name: weight.to(dtype) for name, weight in weights.items()}, folder / "model.safetensors")
+    save_tensors(weights, folder / "model.safetensors")
     write_token_map(student.token_map, folder)
     content = {**config_of(student.spec), "dtype": str(dtype).removeprefix("torch."), "saguaro": _about(student)}
     write_whole(config, lambda partial: partial.write_text(json.dumps(content, indent=2) + "\n"))

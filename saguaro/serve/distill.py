@@ -94,7 +94,7 @@ def make(command: cli.Distill, recipe: Recipe, prompts: Sequence[str], record: "
     reports = train(student, model, corpus, recipe, folder=command.out / "work" / "training", progress=progress)
     n = max(1, min(MOST_MEANT, len(reports) // 3))
     record.write("training", {"first": _mean(reports[:n]), "last": _mean(reports[-n:])})
-    save_student(student, command.out)
+    save_student(student, command.out, torch.int8 if command.stored == "int8" else None)
 
 
 def write_texts(
@@ -183,7 +183,7 @@ def settings_of(command: cli.Distill, recipe: Recipe) -> dict[str, Any]:
     """Everything that decides what the draft will be."""
     # batch_rows too: texts that are written together round alike.
     names = ["target", "revision", "questions", "texts", "max_tokens", "temperatures", "chat"]
-    names += ["layers", "head", "evaluate", "batch_rows"]
+    names += ["layers", "head", "stored", "evaluate", "batch_rows"]
     files = [str(path) for given in command.prompts for path in given]
     chosen = {name: getattr(command, name) for name in names}
     return json.loads(json.dumps({**chosen, "prompts": files or "ours", **asdict(recipe)}))  # type: ignore[no-any-return]

@@ -11,6 +11,7 @@ from typing import Any
 
 from saguaro.config import EngineConfig, SamplingParams
 from saguaro.errors import ConfigError, TokenizerMismatch
+from saguaro.model.default import draft_for
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.serve import cli
 from saguaro.serve.assembly import choose_method
@@ -36,6 +37,12 @@ def method_names(methods: str | None, engine: EngineConfig) -> list[str]:
     return list(dict.fromkeys([*first, *names]))
 
 
+def config_for(which: cli.ModelArgs, engine: cli.EngineArgs) -> EngineConfig:
+    """The checked config, with the default model's draft where that is meant."""
+    config = engine.config()
+    return replace(config, draft=draft_for(which.model, config.draft))
+
+
 @contextmanager
 def lineup(
     names: Sequence[str],
@@ -46,7 +53,7 @@ def lineup(
     n_together: int,
 ) -> Iterator[tuple[list[Entrant], list[list[int]]]]:
     """An entrant for each method, warmed up, and the encoded prompts; the memory fits n_together of these at a time."""
-    config = engine.config()
+    config = config_for(which, engine)
     if params.n != 1 or params.max_tokens is None:
         raise ConfigError(
             f"n is {params.n} and max_tokens {params.max_tokens}; one output of limited length is measured"

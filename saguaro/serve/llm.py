@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -41,8 +41,9 @@ class LLM:
         progress: default.Progress | None = None,
         **settings: Any,
     ) -> None:
-        """Load a model: a folder, a .gguf file, a Hub id, or None for SmolLM2-135M-Instruct."""
+        """Load a model: a folder, a .gguf file, a Hub id, or None for SmolLM2-135M-Instruct and its draft."""
         config = build(EngineConfig, **settings)
+        config = replace(config, draft=default.draft_for(model, config.draft))
         name = str(model) if model is not None else default.NAME
         if model is None:
             path = default.fetch_default(Path(cache_dir or default_cache()), progress or (lambda *_: None))

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from saguaro import LLM, SamplingParams
 from saguaro.model.tiny import write_tiny
@@ -82,6 +84,37 @@ def test_it_drafts_and_changes_no_token(made: tuple[Path, dict[str, Any]], targe
         assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
 
 
+def test_prompts_of_the_target_itself_and_int8(target: Path, tmp_path: Path) -> None:
+    """Without any prompts: ours beside what the target asks; stored in 8 bits."""
+    out = tmp_path / "draft"
+    command = arguments(target, Path("none"), out, {"questions": 40, "stored": "int8", "max_tokens": 16})
+    at = command.index("--prompts")
+    del command[at : at + 2]
+    done = run(command)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["prompts"]["given"] == 1  # 24 texts, and more questions than that
+    assert 0 < said["prompts"]["own_questions"] <= 40
+    stored = load_file(out / "model.safetensors")
+    assert stored["lm_head.weight"].dtype == torch.int8
+    done = run(
+        [
+            *command[:2],
+            "saguaro",
+            "generate",
+            "--model",
+            str(target),
+            "--draft",
+            str(out),
+            "--prompt",
+            "a",
+            "--max-tokens",
+            "9",
+        ]
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_same_command_again_makes_nothing_new(
     made: tuple[Path, dict[str, Any]], target: Path, prompts: Path
 ) -> None:
@@ -119,6 +152,7 @@ def test_an_interrupted_command_goes_on(
         ({"target": "nowhere"}, "begun with other settings"),
         ({"prompts": "nobody.jsonl"}, "cannot read prompts from nobody.jsonl"),
         ({"steps": 0}, "steps is 0; it must be at least 1"),
+        ({"questions": -1}, "questions is -1; it must be 0 or more"),
         ({"evaluate": 25}, "evaluate is 25; of 25 prompts hold out at least 1 and not all"),
     ],
 )

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from saguaro import LLM, SamplingParams
 from saguaro.config import DraftConfig
 from saguaro.distill.parallel import hidden_states
 from saguaro.distill.student import config_of, half_for, make_student, pick_layers, save_student
 from saguaro.draft.load import load_draft, read_draft
-from saguaro.errors import ConfigError, ModelError, ModelNotFound
+from saguaro.errors import ConfigError, CorruptModel, ModelError, ModelNotFound
 from saguaro.model.load import load
 from saguaro.model.spec import parse_spec, read_spec
 from saguaro.model.tiny import EOS_ID, tiny_model, write_tiny
@@ -152,6 +152,23 @@ def test_what_is_written(target: Transformer, tmp_path: Path) -> None:
     assert "model.embed_tokens.weight" not in weights
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["dtype"], config["saguaro"]) == ("float16", {"embedding": "target"})
+
+
+def test_int8_rows(target: Transformer, folder: Path, tmp_path: Path) -> None:
+    """Matrices are stored on a scale for each row, and come back within half a step of it."""
+    student = make_student(target, [0, 3], IDS)
+    save_student(student, tmp_path, torch.int8)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {w.dtype for n, w in stored.items() if f"{n}_scale" in stored} == {torch.int8}
+    again = read_draft(settings(tmp_path, folder), target)
+    for name, weight in student.named_parameters():
+        if weight.dim() == 2 and name != "embedding":
+            step = weight.abs().amax(0) / 127  # a weight is [in, out]
+            assert ((again.get_parameter(name) - weight).abs() <= 0.501 * step).all()
+    del stored["lm_head.weight_scale"]
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(CorruptModel, match=r"'lm_head.weight' is int8 and 'lm_head.weight_scale' is not beside it"):
+        read_draft(settings(tmp_path, folder), target)
 
 
 def test_the_half_that_loses_less() -> None:

@@ -168,7 +168,10 @@ def test_which_methods_are_compared() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--methods", "ar,sd"], "method sd needs a draft model and none is given; pass draft (--draft)"),
+        (
+            ["--model", "x", "--methods", "ar,sd"],
+            "method sd needs a draft model and none is given; pass draft (--draft)",
+        ),
         (["--methods", "ngarm"], "method is 'ngarm'; did you mean 'ngram'?"),
         (["--method", "ssd"], "several are compared here: give --methods ssd"),
         (["--num-prompts", "0"], "num_prompts is 0; it must be at least 1"),

@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from saguaro import LLM
 from saguaro.errors import Unavailable
+from saguaro.model.default import DRAFT
 from tests.serve.http.driver import Running, running
 
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -21,7 +22,7 @@ PROMPT = "The capital of France is"
 
 @pytest.fixture(scope="module")
 def smol(default_folder: Path) -> Iterator[Running]:
-    settings: dict[str, Any] = {"draft": "drop:14", "lookahead": 2, "budget": 2, "prepare": "always", "link": "process"}
+    settings: dict[str, Any] = {"draft": str(DRAFT), "prepare": "always", "link": "process"}
     llm = LLM(default_folder, device="cpu", max_model_len=1024, draft_timeout=60.0, **settings)
     with running(llm, api_keys=["key"]) as server:
         yield server

@@ -1,4 +1,4 @@
-"""The page with the default model and a draft in a process of its own, as `make demo` has them."""
+"""The page with the default pair, the draft in a process of its own, as `make demo` has them."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 from playwright.sync_api import expect
 
 from saguaro import LLM
+from saguaro.model.default import DRAFT
 from tests.serve.http.driver import running
 from tests.serve.page.driver import Pages, ask, finished, origins, settle
 
@@ -16,13 +17,7 @@ PROMPT = "Explain in a few sentences how a saguaro cactus survives in the desert
 
 
 def test_an_answer_and_the_same_side_by_side(default_folder: Path, pages: Pages) -> None:
-    settings: dict[str, Any] = {
-        "draft": "drop:14",
-        "lookahead": 2,
-        "budget": 2,
-        "prepare": "always",
-        "fallback": "draft",
-    }
+    settings: dict[str, Any] = {"draft": str(DRAFT), "prepare": "always", "fallback": "draft"}
     llm = LLM(default_folder, device="cpu", max_model_len=512, link="process", draft_timeout=60.0, **settings)
     with running(llm) as server:
         page = pages.open(server.url)
