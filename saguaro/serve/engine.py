@@ -212,10 +212,12 @@ class Engine:
                     self._stop_at(output, len(tokens) - count)
                     tokens, logprobs = tokens[:count], logprobs[:count]
                     break
-        delta = Delta(job.id, output.index, "".join(pieces), tokens, logprobs)
+        new = "".join(pieces)
         if request.finish_reason is not None:
-            delta = self._last_delta(job, output, delta.text, tokens, logprobs)
-        return replace(delta, n_accepted=min(commit.k, len(tokens)), source=commit.source)
+            last = self._last_delta(job, output, new, tokens, logprobs)
+            return replace(last, n_accepted=min(commit.k, len(tokens)), source=commit.source)
+        n_accepted = min(commit.k, len(tokens))
+        return Delta(job.id, output.index, new, tokens, logprobs, n_accepted=n_accepted, source=commit.source)
 
     def _fail(self, request: Request) -> None:
         """End a request that the engine could not go on with."""
