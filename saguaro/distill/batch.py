@@ -37,17 +37,22 @@ class Batch:
     is_said: Tensor  # [n] bool: the next token is the target's own
 
 
+POOL = 16  # batches whose texts are sorted by length among themselves, so that little is padded
+
+
 class Batches:
-    """The batches of a training. Every text comes once before one comes again."""
+    """The batches of a training. Every text comes once before one comes again, with others of about its length."""
 
     def __init__(self, texts: Texts, recipe: Recipe) -> None:
         self._texts, self._recipe = texts, recipe
         self._usable: list[int] = []  # texts with a continuation to learn
+        self._lengths: list[int] = []  # of these, as far as a batch takes them
         digest = hashlib.sha256()
         for index in range(len(texts)):
             text = texts[index]
             if len(text.tokens) > max(text.n_prompt, 1):
                 self._usable.append(index)
+                self._lengths.append(min(len(text.tokens), recipe.length))
             digest.update(torch.tensor([text.n_prompt, *text.tokens], dtype=torch.int32).numpy().tobytes())
         if not self._usable:
             raise ConfigError(f"none of {len(texts)} texts has a continuation to learn from; sample the target first")
@@ -68,8 +73,22 @@ class Batches:
         n = len(self._usable)
         if self._order[0] != number // n:
             draw = torch.Generator().manual_seed(rng.derive_seed(self._recipe.seed, 2 * (number // n) + 2))
-            self._order = (number // n, torch.randperm(n, generator=draw))
+            self._order = (number // n, order_of(self._lengths, self._recipe.batch_texts, draw))
         return self._usable[int(self._order[1][number % n])]
+
+
+def order_of(lengths: list[int], n_batch: int, draw: torch.Generator) -> Tensor:  # [n] int64
+    """An order of n texts in which those of a batch are about equally long, and the batches come in any order.
+
+    >>> order_of([5, 1, 4, 2, 3, 6], 2, torch.Generator().manual_seed(0))
+    tensor([1, 3, 0, 5, 4, 2])
+    """
+    order, length = torch.randperm(len(lengths), generator=draw), torch.tensor(lengths)
+    pools = [pool[length[pool].argsort(stable=True)] for pool in order.split(POOL * n_batch)]
+    batches = [batch for pool in pools for batch in pool.split(n_batch)]
+    whole, rest = [one for one in batches if len(one) == n_batch], [one for one in batches if len(one) < n_batch]
+    mixed = [whole[i] for i in torch.randperm(len(whole), generator=draw)]
+    return torch.cat([*mixed, *rest])  # the last pool's remainder last: what comes before keeps to its batches
 
 
 def crop(text: Text, length: int, share: float) -> Text:

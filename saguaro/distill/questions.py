@@ -37,7 +37,7 @@ def spread(one: Sequence[str], other: Sequence[str]) -> list[str]:
     """Both, each evenly over the whole.
 
     >>> "".join(spread("aaaaaa", "bbb"))
-    'aababaaba'
+    'abaabaaba'
     """
     places = [((i + 0.5) / len(all_of), this) for all_of in (one, other) for i, this in enumerate(all_of)]
     return [this for _, this in sorted(places, key=lambda place: place[0])]

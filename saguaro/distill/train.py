@@ -48,15 +48,18 @@ def train(
         optimizer = _optimizer(weights, recipe)
         reports = checkpoint.restore(weights, optimizer)
         progress(STAGE, len(reports), recipe.steps)
+        batch = batches.batch(len(reports))
         for step in range(len(reports), recipe.steps):
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate(step)
-            reports.append(_gradients(student, target, batches.batch(step), recipe))
-            _check(reports, recipe)
+            figures = _gradients(student, target, batch, recipe)
             if recipe.clip:
                 nn.utils.clip_grad_norm_(weights.values(), recipe.clip)
             optimizer.step()
             optimizer.zero_grad()
+            batch = batches.batch(step + 1)  # while a GPU is still at work
+            reports.append(StepReport(*figures.tolist()))
+            _check(reports, recipe)
             if (step + 1) % save_every == 0 or step + 1 == recipe.steps:
                 checkpoint.save(weights, optimizer, reports)
             watch(step, reports[-1])
@@ -109,8 +112,8 @@ def _optimizer(weights: dict[str, nn.Parameter], recipe: Recipe) -> torch.optim.
     return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95))
 
 
-def _gradients(student: Transformer, target: Transformer, batch: Batch, recipe: Recipe) -> StepReport:
-    """Add the gradients of a batch to the student's weights."""
+def _gradients(student: Transformer, target: Transformer, batch: Batch, recipe: Recipe) -> Tensor:
+    """Add the gradients of a batch to the student's weights; a StepReport's figures [3]."""
     device = student.device
     tokens, at = batch.tokens.to(device), batch.at.to(device)
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -127,8 +130,8 @@ def _gradients(student: Transformer, target: Transformer, batch: Batch, recipe: 
         value.backward()
         totals += torch.stack((value.detach(), *(said * is_said[rows]).sum(1)))
     ours.backward(cut.grad)
-    value, agreed, accepted = (totals / totals.new_tensor([1, *2 * [int(batch.is_said.sum())]])).tolist()
-    return StepReport(value, agreed, accepted)
+    n_said = int(batch.is_said.sum())
+    return totals / totals.new_tensor([1, n_said, n_said])
 
 
 def _compare(
