@@ -1,7 +1,7 @@
 """Pieces of texts that are trained on together: a function of (seed, step) and of the texts."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -35,6 +35,7 @@ class Batch:
     at: Tensor  # [n] int64 into the flat B * L
     weight: Tensor  # [n] float32
     is_said: Tensor  # [n] bool: the next token is the target's own
+    share: float = 1.0  # its tokens over an average batch's: so much its gradient counts, and every token alike
 
 
 POOL = 16  # batches whose texts are sorted by length among themselves, so that little is padded
@@ -56,6 +57,7 @@ class Batches:
             digest.update(torch.tensor([text.n_prompt, *text.tokens], dtype=torch.int32).numpy().tobytes())
         if not self._usable:
             raise ConfigError(f"none of {len(texts)} texts has a continuation to learn from; sample the target first")
+        self._mean_length = sum(self._lengths) / len(self._lengths)
         self.digest = digest.hexdigest()[:16]  # of all texts, in order
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))  # of one pass over the texts
 
@@ -66,7 +68,9 @@ class Batches:
         first = step * recipe.batch_texts
         texts = [self._texts[self._pick(first + row)] for row in range(recipe.batch_texts)]
         pieces = [crop(text, recipe.length, float(torch.rand((), generator=draw))) for text in texts]
-        return collate(pieces, recipe.prompt_weight)
+        n_usual = recipe.batch_texts * self._mean_length
+        share = sum(len(piece.tokens) for piece in pieces) / n_usual
+        return replace(collate(pieces, recipe.prompt_weight), share=share)
 
     def _pick(self, number: int) -> int:
         """The text that is the number-th to be seen."""

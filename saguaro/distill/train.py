@@ -127,7 +127,7 @@ def _gradients(student: Transformer, target: Transformer, batch: Batch, recipe: 
     for rows in torch.arange(len(at), device=device).split(max(1, CHUNK // target.spec.n_vocab)):
         lost, said = _compare(student, target, cut[rows], theirs[rows], recipe)
         value = (weight[rows] * lost).sum()
-        value.backward()
+        (batch.share * value).backward()
         totals += torch.stack((value.detach(), *(said * is_said[rows]).sum(1)))
     ours.backward(cut.grad)
     n_said = int(batch.is_said.sum())
