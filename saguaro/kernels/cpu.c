@@ -23,6 +23,7 @@
 #define STEPS 127.0f
 #define LEAST 1e-30f /* a scale, where all is 0 */
 #define SMALL 65536  /* weights; fewer are not worth a second thread */
+#define MANY 16      /* rows; the same */
 
 typedef float f8 __attribute__((vector_size(32), aligned(4)));
 typedef int32_t i8 __attribute__((vector_size(32), aligned(4)));
@@ -36,6 +37,12 @@ typedef int8_t b16 __attribute__((vector_size(16), aligned(1)));
 #define LANES(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define LANES(a, b, ...) __builtin_shuffle(a, b, (i8){__VA_ARGS__})
+#endif
+/* Keeps a vector in a register: gcc would load it again for every use. */
+#ifdef __AVX__
+#define KEEP(v) __asm__("" : "+x"(v))
+#else
+#define KEEP(v)
 #endif
 /* For functions of a number of rows or heads that is known where they are called, so that sums live in registers. */
 #define UNROLLED static inline __attribute__((always_inline))
@@ -160,19 +167,14 @@ typedef struct {
     int32_t n_in, width, mixed, n_out;
 } matrix;
 
-/* Rows as such a matrix reads them: floats, or steps, each row on a scale of its own. */
-typedef struct {
-    void *values; /* [row][width] */
-    float *scales;
-} rows;
-
-/* Rows of n floats as a matrix reads them, through an RMS norm first if there is one. By all threads of a region. */
-static void prepare(const float *x, int n_rows, int n, int mixed, const float *norm, float eps, int width, rows to) {
-#pragma omp for schedule(static)
+/* Rows of n floats as a matrix reads them, through an RMS norm first if there is one; scales are absent for floats. */
+void prepare_rows(const float *x, int n_rows, int n, int mixed, const float *norm, float eps, int width, void *values,
+                  float *scales) {
+#pragma omp parallel for if (n_rows >= MANY)
     for (int row = 0; row < n_rows; row++) {
         const float *from = x + (size_t)row * n;
-        if (!to.scales) {
-            float *y = (float *)to.values + (size_t)row * width;
+        if (!scales) {
+            float *y = (float *)values + (size_t)row * width;
             norm_row(from, n, norm, eps, y);
             memset(y + n, 0, (width - n) * sizeof(float));
             continue;
@@ -180,16 +182,9 @@ static void prepare(const float *x, int n_rows, int n, int mixed, const float *n
         float *y = malloc(width * sizeof(float));
         norm_row(from, n, norm, eps, y);
         turn(y, n, mixed);
-        to.scales[row] = round_row(y, n, width, (int16_t *)to.values + (size_t)row * width) / sqrtf((float)mixed);
+        scales[row] = round_row(y, n, width, (int16_t *)values + (size_t)row * width) / sqrtf((float)mixed);
         free(y);
     }
-}
-
-/* The same by itself; scales are absent for floats. */
-void prepare_rows(const float *x, int n_rows, int n, int mixed, const float *norm, float eps, int width, void *values,
-                  float *scales) {
-#pragma omp parallel if (n_rows >= 16)
-    prepare(x, n_rows, n, mixed, norm, eps, width, (rows){values, scales});
 }
 
 /* ---- products ---- */
@@ -244,6 +239,8 @@ UNROLLED void float_tile(const int R, const float *x, const float *w, int width,
         for (int i = from; i < width && i < from + BLOCK; i++, w += PANEL) {
             __builtin_prefetch((const char *)w + AHEAD);
             f8 a = *(const f8 *)w, b = *(const f8 *)(w + 8);
+            KEEP(a);
+            KEEP(b);
             for (int r = 0; r < R; r++) {
                 f8 here = splat(x[(size_t)r * width + i]);
                 sum[r][0] = fma8(here, a, sum[r][0]);
@@ -277,11 +274,12 @@ static void float_sums(int n, const float *x, const float *w, int width, f8 sums
     BY_SIZE(n, float_tile, x, w, width, sums)
 }
 
-/* y[row][out] = rows @ W^T + bias[out] + onto[row][out]; bias and onto may be absent. By all threads of a region. */
-static void multiply(const matrix *w, rows x, int n_rows, const float *bias, const float *onto, float *y) {
+/* y [row][n_out] = x @ W^T + bias + onto, x as prepare_rows makes it; bias and onto may be absent */
+void read_rows(const matrix *w, const void *x, const float *scales, int n_rows, const float *bias, const float *onto,
+               float *y) {
     int n_tiles = (n_rows + MOST_ROWS - 1) / MOST_ROWS, n_out = w->n_out;
     size_t width = w->width;
-#pragma omp for schedule(static)
+#pragma omp parallel for schedule(static) if (width * n_out >= SMALL)
     for (int out = 0; out < n_out; out += PANEL) {
         int n_here = n_out - out < PANEL ? n_out - out : PANEL;
         float w_scales[PANEL] = {0}, biases[PANEL] = {0};
@@ -292,10 +290,10 @@ static void multiply(const matrix *w, rows x, int n_rows, const float *bias, con
             int n = (size_t)(tile + 1) * n_rows / n_tiles - first;
             f8 sums[MOST_ROWS][2];
             if (w->scales)
-                int8_sums(n, (int16_t *)x.values + first * width, (const int8_t *)w->weights + out * width, width,
-                          x.scales + first, w_scales, sums);
+                int8_sums(n, (const int16_t *)x + first * width, (const int8_t *)w->weights + out * width, width,
+                          scales + first, w_scales, sums);
             else
-                float_sums(n, (float *)x.values + first * width, (const float *)w->weights + out * width, width, sums);
+                float_sums(n, (const float *)x + first * width, (const float *)w->weights + out * width, width, sums);
             for (int r = 0; r < n; r++) {
                 size_t to = (first + r) * n_out + out;
                 float here[PANEL] = {0};
@@ -307,27 +305,16 @@ static void multiply(const matrix *w, rows x, int n_rows, const float *bias, con
     }
 }
 
-static int is_large(const matrix *w) { return (size_t)w->width * w->n_out >= SMALL; }
-
-/* y = x @ W^T + bias */
-void read_rows(const matrix *w, void *values, float *scales, int n_rows, const float *bias, float *y) {
-#pragma omp parallel if (is_large(w))
-    multiply(w, (rows){values, scales}, n_rows, bias, NULL, y);
-}
-
-/* y = x + from @ W^T + bias, and y as its next reader wants it: through a norm */
-void write_rows(const matrix *w, const float *from, int n_rows, const float *bias, const float *x, const float *norm,
-                float eps, int mixed, int width, float *y, void *next_values, float *next_scales) {
-    size_t size = w->scales ? sizeof(int16_t) : sizeof(float);
-    rows read = {malloc(n_rows * w->width * size), w->scales ? malloc(n_rows * sizeof(float)) : NULL};
-#pragma omp parallel if (is_large(w))
-    {
-        prepare(from, n_rows, w->n_in, w->mixed, NULL, 0.0f, w->width, read);
-        multiply(w, read, n_rows, bias, x, y);
-        prepare(y, n_rows, w->n_out, mixed, norm, eps, width, (rows){next_values, next_scales});
-    }
-    free(read.values);
-    free(read.scales);
+/* y = onto + from @ W^T + bias, and y as its next reader wants it: through a norm */
+void write_rows(const matrix *w, const float *from, int n_rows, const float *bias, const float *onto, const float *norm,
+                float eps, int mixed, int width, float *y, void *next, float *next_scales) {
+    void *x = malloc((size_t)n_rows * w->width * sizeof(float));
+    float *scales = w->scales ? malloc(n_rows * sizeof(float)) : NULL;
+    prepare_rows(from, n_rows, w->n_in, w->mixed, NULL, 0.0f, w->width, x, scales);
+    read_rows(w, x, scales, n_rows, bias, onto, y);
+    prepare_rows(y, n_rows, w->n_out, mixed, norm, eps, width, next, next_scales);
+    free(x);
+    free(scales);
 }
 
 /* ---- between products ---- */
@@ -335,20 +322,17 @@ void write_rows(const matrix *w, const float *from, int n_rows, const float *bia
 static inline f8 silu_times(f8 gate, f8 up) { return gate / (splat(1.0f) + exp8(-gate)) * up; }
 
 /* y [row][n_out / 2] = silu(gate) * up, where x @ W^T + bias gives the gates and then the ups */
-void read_gated(const matrix *w, void *values, float *scales, int n_rows, const float *bias, float *y) {
+void read_gated(const matrix *w, const void *x, const float *scales, int n_rows, const float *bias, float *y) {
     int n = w->n_out / 2;
     float *both = malloc((size_t)n_rows * 2 * n * sizeof(float));
-#pragma omp parallel if (is_large(w))
-    {
-        multiply(w, (rows){values, scales}, n_rows, bias, NULL, both);
-#pragma omp for schedule(static)
-        for (int row = 0; row < n_rows; row++) {
-            const float *gates = both + (size_t)row * 2 * n, *ups = gates + n;
-            float *out = y + (size_t)row * n;
-            int i = 0;
-            for (; i + 8 <= n; i += 8) *(f8 *)(out + i) = silu_times(*(const f8 *)(gates + i), *(const f8 *)(ups + i));
-            for (; i < n; i++) out[i] = silu_times(splat(gates[i]), splat(ups[i]))[0];
-        }
+    read_rows(w, x, scales, n_rows, bias, NULL, both);
+#pragma omp parallel for if (n_rows >= MANY)
+    for (int row = 0; row < n_rows; row++) {
+        const float *gates = both + (size_t)row * 2 * n, *ups = gates + n;
+        float *out = y + (size_t)row * n;
+        int i = 0;
+        for (; i + 8 <= n; i += 8) *(f8 *)(out + i) = silu_times(*(const f8 *)(gates + i), *(const f8 *)(ups + i));
+        for (; i < n; i++) out[i] = silu_times(splat(gates[i]), splat(ups[i]))[0];
     }
     free(both);
 }
@@ -362,28 +346,25 @@ static void norm_head(float *x, int d, const float *norm, float eps) {
 
 /* heads [row][n_q + 2 n_kv][d] = x @ W^T + bias, then norms of their own if there are any, and rotation by cos and sin
    [row][d] (sin negative on the first half); keys and values go to memory [slot][2 n_kv][d] */
-void read_heads(const matrix *w, void *values, float *scales, int n_rows, const float *bias, int n_q, int n_kv, int d,
-                const float *q_norm, const float *k_norm, float eps, const float *cosines, const float *sines,
+void read_heads(const matrix *w, const void *x, const float *scales, int n_rows, const float *bias, int n_q, int n_kv,
+                int d, const float *q_norm, const float *k_norm, float eps, const float *cosines, const float *sines,
                 float *memory, const int64_t *slots, float *heads) {
     int n_all = n_q + 2 * n_kv, half = d / 2;
-#pragma omp parallel if (is_large(w))
-    {
-        multiply(w, (rows){values, scales}, n_rows, bias, NULL, heads);
-#pragma omp for schedule(static)
-        for (int row = 0; row < n_rows; row++) {
-            float *here = heads + (size_t)row * n_all * d;
-            const float *c = cosines + (size_t)row * d, *s = sines + (size_t)row * d;
-            for (int head = 0; head < n_q + n_kv; head++) {
-                float *x = here + (size_t)head * d;
-                if (q_norm) norm_head(x, d, head < n_q ? q_norm : k_norm, eps);
-                for (int i = 0; i < half; i++) {
-                    float a = x[i], b = x[i + half];
-                    x[i] = a * c[i] + b * s[i];
-                    x[i + half] = b * c[i + half] + a * s[i + half];
-                }
+    read_rows(w, x, scales, n_rows, bias, NULL, heads);
+#pragma omp parallel for if (n_rows >= MANY)
+    for (int row = 0; row < n_rows; row++) {
+        float *here = heads + (size_t)row * n_all * d;
+        const float *c = cosines + (size_t)row * d, *s = sines + (size_t)row * d;
+        for (int head = 0; head < n_q + n_kv; head++) {
+            float *y = here + (size_t)head * d;
+            if (q_norm) norm_head(y, d, head < n_q ? q_norm : k_norm, eps);
+            for (int i = 0; i < half; i++) {
+                float a = y[i], b = y[i + half];
+                y[i] = a * c[i] + b * s[i];
+                y[i + half] = b * c[i + half] + a * s[i + half];
             }
-            memcpy(memory + (size_t)slots[row] * 2 * n_kv * d, here + (size_t)n_q * d, 2 * n_kv * d * sizeof(float));
         }
+        memcpy(memory + (size_t)slots[row] * 2 * n_kv * d, here + (size_t)n_q * d, 2 * n_kv * d * sizeof(float));
     }
 }
 
@@ -396,7 +377,8 @@ static inline void sum_four(f8 a, f8 b, f8 c, f8 e, float scale, float *sums) {
     f8 ab = LANES(a, b, 0, 8, 1, 9, 4, 12, 5, 13) + LANES(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
     f8 ce = LANES(c, e, 0, 8, 1, 9, 4, 12, 5, 13) + LANES(c, e, 2, 10, 3, 11, 6, 14, 7, 15);
     f8 halves = LANES(ab, ce, 0, 1, 8, 9, 4, 5, 12, 13) + LANES(ab, ce, 2, 3, 10, 11, 6, 7, 14, 15);
-    for (int i = 0; i < 4; i++) sums[i] = (halves[i] + halves[i + 4]) * scale;
+    halves = (halves + LANES(halves, halves, 4, 5, 6, 7, 0, 1, 2, 3)) * splat(scale);
+    memcpy(sums, &halves, 4 * sizeof(float));
 }
 
 /* scores [H][room] of H heads q [H][d] with each key, and -inf up to a multiple of 8 */
@@ -406,10 +388,15 @@ UNROLLED void score(const int H, const float *q, const float *keys, size_t strid
         const float *key[4];
         for (int k = 0; k < 4; k++) key[k] = keys + slots[j + k < n_keys ? j + k : n_keys - 1] * stride;
         f8 sum[MOST_HEADS][4] = {{{0}}};
-        for (int i = 0; i < d; i += 8)
-            for (int h = 0; h < H; h++)
-                for (int k = 0; k < 4; k++)
-                    sum[h][k] = fma8(*(const f8 *)(q + h * d + i), *(const f8 *)(key[k] + i), sum[h][k]);
+        for (int i = 0; i < d; i += 8) {
+            f8 x[MOST_HEADS];
+            for (int h = 0; h < H; h++) x[h] = *(const f8 *)(q + h * d + i);
+            for (int k = 0; k < 4; k++) {
+                f8 here = *(const f8 *)(key[k] + i);
+                KEEP(here);
+                for (int h = 0; h < H; h++) sum[h][k] = fma8(x[h], here, sum[h][k]);
+            }
+        }
         for (int h = 0; h < H; h++) sum_four(sum[h][0], sum[h][1], sum[h][2], sum[h][3], scale, scores + h * room + j);
     }
     for (int h = 0; h < H; h++)
@@ -435,9 +422,13 @@ UNROLLED void gather(const int H, const int N, const float *values, size_t strid
     f8 sum[MOST_HEADS][8] = {{{0}}};
     for (int j = 0; j < n_keys; j++) {
         const float *value = values + slots[j] * stride;
-        for (int h = 0; h < H; h++)
-            for (int i = 0; i < N; i++)
-                sum[h][i] = fma8(splat(weights[h * room + j]), *(const f8 *)(value + 8 * i), sum[h][i]);
+        f8 weight[MOST_HEADS];
+        for (int h = 0; h < H; h++) weight[h] = splat(weights[h * room + j]);
+        for (int i = 0; i < N; i++) {
+            f8 here = *(const f8 *)(value + 8 * i);
+            KEEP(here);
+            for (int h = 0; h < H; h++) sum[h][i] = fma8(weight[h], here, sum[h][i]);
+        }
     }
     for (int h = 0; h < H; h++)
         for (int i = 0; i < N; i++) *(f8 *)(out + h * d + 8 * i) = sum[h][i] * splat(1.0f / totals[h]);

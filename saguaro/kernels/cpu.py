@@ -149,7 +149,7 @@ def multiply(rows: Rows, weight: CPUWeight, bias: Tensor | None) -> Tensor:
     n_rows = len(rows.values)
     y = torch.empty(n_rows, weight.n_out)
     library().read_rows(
-        weight.address, at(rows.values), at(rows.scales), n_rows, at(bias), at(y)
+        weight.address, at(rows.values), at(rows.scales), n_rows, at(bias), None, at(y)
     )  # fmt: skip
     return y
 

@@ -27,7 +27,7 @@ ALONE = ["-DALONE"]  # on one thread; the name says so in the key
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
     "prepare_rows": [_P, _I, _I, _I, _P, _F, _I, _P, _P],
-    "read_rows": [_P, _P, _P, _I, _P, _P],
+    "read_rows": [_P, _P, _P, _I, _P, _P, _P],
     "read_heads": [_P, _P, _P, _I, _P, _I, _I, _I, _P, _P, _F, _P, _P, _P, _P, _P],
     "read_gated": [_P, _P, _P, _I, _P, _P],
     "write_rows": [_P, _P, _I, _P, _P, _P, _F, _I, _I, _P, _P, _P],
