@@ -370,6 +370,7 @@ void read_heads(const matrix *w, const void *x, const float *scales, int n_rows,
 
 /* ---- attention ---- */
 
+#define SOON 12 /* keys: so far ahead they are asked for */
 #define MOST_HEADS 3 /* of one token that look at a key together; what each gives does not depend on the others */
 
 /* the sums of four vectors */
@@ -387,10 +388,17 @@ UNROLLED void score(const int H, const float *q, const float *keys, size_t strid
     for (int j = 0; j < n_keys; j += 4) {
         const float *key[4];
         for (int k = 0; k < 4; k++) key[k] = keys + slots[j + k < n_keys ? j + k : n_keys - 1] * stride;
+        for (int k = 0; k < 4; k++) {
+            const float *ahead = keys + slots[j + k + SOON < n_keys ? j + k + SOON : n_keys - 1] * stride;
+            for (int i = 0; i < d; i += 16) __builtin_prefetch(ahead + i);
+        }
         f8 sum[MOST_HEADS][4] = {{{0}}};
         for (int i = 0; i < d; i += 8) {
             f8 x[MOST_HEADS];
-            for (int h = 0; h < H; h++) x[h] = *(const f8 *)(q + h * d + i);
+            for (int h = 0; h < H; h++) {
+                x[h] = *(const f8 *)(q + h * d + i);
+                KEEP(x[h]);
+            }
             for (int k = 0; k < 4; k++) {
                 f8 here = *(const f8 *)(key[k] + i);
                 KEEP(here);
@@ -422,6 +430,8 @@ UNROLLED void gather(const int H, const int N, const float *values, size_t strid
     f8 sum[MOST_HEADS][8] = {{{0}}};
     for (int j = 0; j < n_keys; j++) {
         const float *value = values + slots[j] * stride;
+        const float *ahead = values + slots[j + SOON < n_keys ? j + SOON : n_keys - 1] * stride;
+        for (int i = 0; i < N; i += 2) __builtin_prefetch(ahead + 8 * i);
         f8 weight[MOST_HEADS];
         for (int h = 0; h < H; h++) weight[h] = splat(weights[h * room + j]);
         for (int i = 0; i < N; i++) {

@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -17,12 +16,27 @@ PANEL = 16  # outputs are computed so many at a time
 MOST_MIXED = 128  # inputs that are mixed with one another before they are rounded
 
 
-@dataclass(frozen=True)
 class Rows:
-    """Rows as a matrix of one kind reads them: as they are, or in int8 steps, each row on a scale of its own."""
+    """Room for rows [T, n] as a matrix of one kind reads them: as they are, or in int8 steps, each on its own scale."""
 
-    values: Tensor  # [T, width] float32, or int16: steps are widened before they are multiplied, and few
-    scales: Tensor | None  # [T] float32, of steps
+    def __init__(self, n_rows: int, n: int, has_scales: bool) -> None:
+        self.n_rows, self.width = n_rows, wide(n)
+        if has_scales:  # in one tensor, whose making takes as long as a small product: steps, then scales
+            self._memory = torch.empty(n_rows * (self.width + 2), dtype=torch.int16)
+        else:
+            self._memory = torch.empty(n_rows * self.width)
+        self.at = self._memory.data_ptr()
+        self.scales_at = self.at + 2 * n_rows * self.width if has_scales else None
+
+    @property
+    def values(self) -> Tensor:  # [T, width] float32, or int16: steps are widened before they are multiplied, and few
+        """What the rows hold."""
+        return self._memory[: self.n_rows * self.width].view(self.n_rows, self.width)
+
+    @property
+    def scales(self) -> Tensor:  # [T] float32
+        """One for each row of steps; none for floats."""
+        return self._memory[self.n_rows * self.width :].view(torch.float32)
 
 
 class Matrix(ctypes.Structure):
@@ -69,20 +83,21 @@ class CPUProducts:
 
     def read_heads(self, stream: Stream, weight: CPUWeight, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
         """See Products."""
-        rows, n_rows, n_kv, d = stream.read, len(stream.x), place.memory.shape[1] // 2, place.memory.shape[2]
-        heads = torch.empty(n_rows, turn.n_heads + 2 * n_kv, d)
+        rows, (_, n_stored, d), n_q = stream.read, place.memory.shape, turn.n_heads
+        heads = torch.empty(rows.n_rows, n_q + n_stored, d)
         self._library.read_heads(
-            weight.address, at(rows.values), at(rows.scales), n_rows, at(bias), turn.n_heads, n_kv, d, at(turn.q_norm),
-            at(turn.k_norm), turn.eps, at(turn.cos), at(turn.sin), at(place.memory), at(place.slots), at(heads),
+            weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), n_q, n_stored // 2, d, at(turn.q_norm),
+            at(turn.k_norm), turn.eps, at(turn.cos), at(turn.sin), at(place.memory), at(place.slots),
+            heads.data_ptr(),
         )  # fmt: skip
-        return heads[:, : turn.n_heads]
+        return heads.narrow(1, 0, n_q)
 
     def read_gated(self, stream: Stream, weight: CPUWeight, bias: Tensor | None) -> Tensor:
         """See Products."""
-        rows, n_rows = stream.read, len(stream.x)
-        gated = torch.empty(n_rows, weight.n_out // 2)
+        rows = stream.read
+        gated = torch.empty(rows.n_rows, weight.n_out // 2)
         self._library.read_gated(
-            weight.address, at(rows.values), at(rows.scales), n_rows, at(bias), at(gated)
+            weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), gated.data_ptr()
         )  # fmt: skip
         return gated
 
@@ -90,11 +105,11 @@ class CPUProducts:
         self, stream: Stream, y: Tensor, weight: CPUWeight, bias: Tensor | None, norm: Tensor, eps: float
     ) -> Stream:
         """See Products."""
-        n_rows, n_out = len(y), weight.n_out
+        n_rows, n_out = y.shape[0], weight.n_out
         x, rows = torch.empty(n_rows, n_out), self._rows(n_rows, n_out)
         self._library.write_rows(
-            weight.address, at(y.contiguous()), n_rows, at(bias), at(stream.x), at(norm), eps, mixed(n_out),
-            wide(n_out), at(x), at(rows.values), at(rows.scales),
+            weight.address, at(y), n_rows, at(bias), at(stream.x), at(norm), eps, mixed(n_out), rows.width,
+            x.data_ptr(), rows.at, rows.scales_at,
         )  # fmt: skip
         return Stream(x, rows)
 
@@ -107,7 +122,7 @@ class Int8Weight:
         rounded = prepared(weight.contiguous(), self.rows(self.n_out, n_in))
         steps = panels(rounded.values.to(torch.int8))  # [panel, PANEL, width]
         self.steps = steps.view(len(steps), PANEL, -1, 2).transpose(1, 2).contiguous()  # [panel, width / 2, PANEL, 2]
-        self.scales = rounded.scales  # [out]
+        self.scales = rounded.scales.clone()  # [out]
         self.n_params, self.n_bytes = weight.numel(), self.steps.numel() + 4 * self.n_out
         self._matrix = Matrix(at(self.steps), at(self.scales), n_in, wide(n_in), mixed(n_in), self.n_out)
         self.address = ctypes.addressof(self._matrix)
@@ -115,7 +130,7 @@ class Int8Weight:
     @staticmethod
     def rows(n_rows: int, n: int) -> Rows:
         """See CPUWeight."""
-        return Rows(torch.empty(n_rows, wide(n), dtype=torch.int16), torch.empty(n_rows))
+        return Rows(n_rows, n, has_scales=True)
 
 
 class Float32Weight:
@@ -132,24 +147,23 @@ class Float32Weight:
     @staticmethod
     def rows(n_rows: int, n: int) -> Rows:
         """See CPUWeight."""
-        return Rows(torch.empty(n_rows, wide(n)), None)
+        return Rows(n_rows, n, has_scales=False)
 
 
 def prepared(x: Tensor, rows: Rows, norm: Tensor | None = None, eps: float = 0.0) -> Rows:
     """The rows, filled with x [T, n] float32, through an RMS norm [n] first if there is one."""
     n_rows, n = x.shape
     library().prepare_rows(
-        at(x), n_rows, n, mixed(n), at(norm), eps, rows.values.shape[1], at(rows.values), at(rows.scales)
+        at(x), n_rows, n, mixed(n), at(norm), eps, rows.width, rows.at, rows.scales_at
     )  # fmt: skip
     return rows
 
 
 def multiply(rows: Rows, weight: CPUWeight, bias: Tensor | None) -> Tensor:
     """rows @ W + bias: [T, out]."""
-    n_rows = len(rows.values)
-    y = torch.empty(n_rows, weight.n_out)
+    y = torch.empty(rows.n_rows, weight.n_out)
     library().read_rows(
-        weight.address, at(rows.values), at(rows.scales), n_rows, at(bias), None, at(y)
+        weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), None, at(y)
     )  # fmt: skip
     return y
 
