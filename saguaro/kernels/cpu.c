@@ -192,7 +192,7 @@ void prepare_rows(const float *x, int n_rows, int n, int mixed, const float *nor
 #define MOST_ROWS 6 /* whose sums fit the registers, with PANEL outputs */
 #define PANEL 16
 #define BLOCK 64   /* inputs summed one by one before they are added to the others: it keeps float32 exact enough */
-#define AHEAD 4096 /* bytes: so far ahead weights are asked for, which takes a third of the time of waiting for them */
+#define AHEAD 2048 /* bytes: so far ahead weights are asked for, which takes a third of the time of waiting for them */
 
 static inline h16 widen(const int8_t *w) {
 #ifdef __AVX2__
