@@ -220,7 +220,7 @@ static inline i8 add_pairs(i8 sum, h16 a, int32_t pair) {
 UNROLLED void int8_tile(const int R, const int16_t *q, const int8_t *w, int width, i8 sums[][2]) {
     i8 sum[MOST_ROWS][2] = {{{0}}};
     for (int i = 0; i < width; i += 2, w += 2 * PANEL) {
-        __builtin_prefetch(w + AHEAD);
+        __builtin_prefetch(w + AHEAD, 0, 0); /* not to stay: a step reads it once, and other things are read again */
         h16 a = widen(w), b = widen(w + PANEL);
         for (int r = 0; r < R; r++) {
             int32_t pair;
