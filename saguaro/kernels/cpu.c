@@ -2,7 +2,7 @@
 
    What a row (a token) gives depends on that row alone, to the bit: every number is made by the same instructions in the
    same order however many rows there are. Rows lie one after the other. Whoever calls has checked shapes; all sizes are
-   counts of elements.
+   counts of elements. What there is of intrinsics has a twin in plain C for other machines.
 
    In int8 an input row is rounded on a scale of its own, and a weight on one scale for each output. Before that both are
    turned by a Hadamard matrix over `mixed` neighbours, which leaves their product as it is and spreads an input that is
@@ -470,8 +470,8 @@ void attend(const float *q, int stride_q, int n_tokens, int n_q, int n_kv, int d
             const int32_t *slots, int longest, const int32_t *text, const int32_t *seen, float *out) {
     size_t stride = (size_t)2 * n_kv * d, room = longest + 8;
     float scale = 1.0f / sqrtf((float)d);
-    int n_threads_here = n_threads(), group = n_q / n_kv, n_alone = n_tokens * n_kv;
-    int most = n_threads_here > 1 && n_alone < 4 * n_threads_here ? 1 : MOST_HEADS; /* else some would wait for the last */
+    int group = n_q / n_kv, n_alone = n_tokens * n_kv, n_sharing = n_threads();
+    int most = n_sharing > 1 && n_alone < 4 * n_sharing ? 1 : MOST_HEADS; /* else some would wait for the last */
     int n_tiles = (group + most - 1) / most;
 #pragma omp parallel
     {

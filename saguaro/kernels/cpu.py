@@ -55,6 +55,7 @@ class CPUWeight(Protocol):
     n_params: int
     n_bytes: int
     n_out: int
+    width: int  # of the rows that it reads
     address: int  # of its Matrix
 
     def __init__(self, weight: Tensor) -> None:
@@ -84,6 +85,7 @@ class CPUProducts:
     def read_heads(self, stream: Stream, weight: CPUWeight, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
         """See Products."""
         rows, (_, n_stored, d), n_q = stream.read, place.memory.shape, turn.n_heads
+        assert rows.width == weight.width, (rows.width, weight.width)
         heads = torch.empty(rows.n_rows, n_q + n_stored, d)
         self._library.read_heads(
             weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), n_q, n_stored // 2, d, at(turn.q_norm),
@@ -95,6 +97,7 @@ class CPUProducts:
     def read_gated(self, stream: Stream, weight: CPUWeight, bias: Tensor | None) -> Tensor:
         """See Products."""
         rows = stream.read
+        assert rows.width == weight.width, (rows.width, weight.width)
         gated = torch.empty(rows.n_rows, weight.n_out // 2)
         self._library.read_gated(
             weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), gated.data_ptr()
@@ -105,7 +108,8 @@ class CPUProducts:
         self, stream: Stream, y: Tensor, weight: CPUWeight, bias: Tensor | None, norm: Tensor, eps: float
     ) -> Stream:
         """See Products."""
-        n_rows, n_out = y.shape[0], weight.n_out
+        (n_rows, n_in), n_out, y = y.shape, weight.n_out, y.contiguous()
+        assert wide(n_in) == weight.width, (n_in, weight.width)
         x, rows = torch.empty(n_rows, n_out), self._rows(n_rows, n_out)
         self._library.write_rows(
             weight.address, at(y), n_rows, at(bias), at(stream.x), at(norm), eps, mixed(n_out), rows.width,
@@ -118,13 +122,13 @@ class Int8Weight:
     """A matrix of int8 steps, with a scale for each of its outputs."""
 
     def __init__(self, weight: Tensor) -> None:  # [out, in] float32
-        self.n_out, n_in = weight.shape
+        (self.n_out, n_in), self.width = weight.shape, wide(weight.shape[1])
         rounded = prepared(weight.contiguous(), self.rows(self.n_out, n_in))
         steps = panels(rounded.values.to(torch.int8))  # [panel, PANEL, width]
         self.steps = steps.view(len(steps), PANEL, -1, 2).transpose(1, 2).contiguous()  # [panel, width / 2, PANEL, 2]
         self.scales = rounded.scales.clone()  # [out]
         self.n_params, self.n_bytes = weight.numel(), self.steps.numel() + 4 * self.n_out
-        self._matrix = Matrix(at(self.steps), at(self.scales), n_in, wide(n_in), mixed(n_in), self.n_out)
+        self._matrix = Matrix(at(self.steps), at(self.scales), n_in, self.width, mixed(n_in), self.n_out)
         self.address = ctypes.addressof(self._matrix)
 
     @staticmethod
@@ -137,11 +141,11 @@ class Float32Weight:
     """A matrix as it is."""
 
     def __init__(self, weight: Tensor) -> None:  # [out, in] float32
-        self.n_out, n_in = weight.shape
-        values = panels(F.pad(weight, (0, wide(n_in) - n_in)))  # [panel, PANEL, width]
+        (self.n_out, n_in), self.width = weight.shape, wide(weight.shape[1])
+        values = panels(F.pad(weight, (0, self.width - n_in)))  # [panel, PANEL, width]
         self.values = values.transpose(1, 2).contiguous()  # [panel, width, PANEL]
         self.n_params, self.n_bytes = weight.numel(), 4 * self.values.numel()
-        self._matrix = Matrix(at(self.values), None, n_in, wide(n_in), 1, self.n_out)
+        self._matrix = Matrix(at(self.values), None, n_in, self.width, 1, self.n_out)
         self.address = ctypes.addressof(self._matrix)
 
     @staticmethod
@@ -161,6 +165,7 @@ def prepared(x: Tensor, rows: Rows, norm: Tensor | None = None, eps: float = 0.0
 
 def multiply(rows: Rows, weight: CPUWeight, bias: Tensor | None) -> Tensor:
     """rows @ W + bias: [T, out]."""
+    assert rows.width == weight.width, (rows.width, weight.width)
     y = torch.empty(rows.n_rows, weight.n_out)
     library().read_rows(
         weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), None, at(y)

@@ -129,6 +129,14 @@ def test_gates(n: int, kind: type[CPUWeight]) -> None:
     torch.testing.assert_close(by.read_gated(stream, weight, bias), F.silu(gate) * up, rtol=2e-6, atol=1e-6)
 
 
+def test_gates_far_from_zero() -> None:
+    """Where e^gate is beyond float32, on either side."""
+    by, gates = CPUProducts(Float32Weight), torch.tensor([-1e4, -104.0, -89.0, -88.0, 88.0, 89.0, 1e4])
+    weight, stream = Float32Weight(torch.zeros(14, 32)), by.begin(draw(1, 32), torch.ones(32), EPS)
+    found = by.read_gated(stream, weight, torch.cat((gates, torch.ones(7))))
+    torch.testing.assert_close(found[0], F.silu(gates), rtol=2e-6, atol=1e-30)
+
+
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_heads_are_turned_and_stored(has_norm: bool) -> None:
     n_q, n_kv, d, n_hidden = 6, 2, 16, 32
