@@ -20,22 +20,23 @@ class NativeAttention:
 
     def __init__(self, cache: KVCache) -> None:
         self._cache, self._library = cache, native.library()
-        self._to = self._text = self._seen = self._slots = torch.empty(0)
+        self._slots = self._text = self._seen = torch.empty(0)
+        self._places: list[Place] = []
 
     def plan(self, layout: Layout) -> None:
         """Find where each token's text lies and how much of it the token sees."""
         sizes, longest = layout.sizes, max(layout.lengths)
-        self._to = layout.slots
+        self._places = [Place(memory, layout.slots) for memory in self._cache.layers]
         self._slots = torch.zeros(len(sizes), longest, dtype=torch.int32)  # [R, longest]: of every key
         for row, (pages, length) in enumerate(zip(layout.pages, layout.lengths, strict=True)):
             self._slots[row, :length] = slots_of(pages, length, self._cache.page_size)
-        self._text = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), torch.tensor(sizes))  # [T]
+        text = [row for row, n in enumerate(sizes) for _ in range(n)]
         seen = [length - n + 1 + i for n, length in zip(sizes, layout.lengths, strict=True) for i in range(n)]
-        self._seen = torch.tensor(seen, dtype=torch.int32)  # [T]: keys
+        self._text, self._seen = torch.tensor([text, seen], dtype=torch.int32)  # [T] each; of keys
 
     def place(self, layer: int) -> Place:
         """See AttentionBackend."""
-        return Place(self._cache.layers[layer], self._to)
+        return self._places[layer]
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         """See AttentionBackend."""

@@ -2,7 +2,7 @@
 
    What a row (a token) gives depends on that row alone, to the bit: every number is made by the same instructions in the
    same order however many rows there are. Rows lie one after the other. Whoever calls has checked shapes; all sizes are
-   counts of elements.
+   counts of elements. What there is of intrinsics has a twin in plain C for other machines.
 
    In int8 an input row is rounded on a scale of its own, and a weight on one scale for each output. Before that both are
    turned by a Hadamard matrix over `mixed` neighbours, which leaves their product as it is and spreads an input that is
@@ -13,14 +13,39 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
 
 #define STEPS 127.0f
 #define LEAST 1e-30f /* a scale, where all is 0 */
 #define SMALL 65536  /* weights; fewer are not worth a second thread */
+#define MANY 16      /* rows; the same */
 
 typedef float f8 __attribute__((vector_size(32), aligned(4)));
 typedef int32_t i8 __attribute__((vector_size(32), aligned(4)));
 typedef uint32_t u8 __attribute__((vector_size(32), aligned(4)));
+typedef int16_t h8 __attribute__((vector_size(16), aligned(2)));
+typedef int16_t h16 __attribute__((vector_size(32), aligned(2)));
+typedef int8_t b16 __attribute__((vector_size(16), aligned(1)));
+
+/* The lanes of two vectors, chosen by number; those of the second are 8 to 15. */
+#ifdef __clang__
+#define LANES(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define LANES(a, b, ...) __builtin_shuffle(a, b, (i8){__VA_ARGS__})
+#endif
+/* Keeps a vector in a register: gcc would load it again for every use. */
+#ifdef __AVX__
+#define KEEP(v) __asm__("" : "+x"(v))
+#else
+#define KEEP(v)
+#endif
+/* For functions of a number of rows or heads that is known where they are called, so that sums live in registers. */
+#define UNROLLED static inline __attribute__((always_inline))
 
 static inline float sum8(f8 v) {
     return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
@@ -28,54 +53,95 @@ static inline float sum8(f8 v) {
 
 static inline f8 splat(float x) { return (f8){x, x, x, x, x, x, x, x}; }
 
-/* e^x for x <= 88, within 2 units in the last place; e^-87 for anything less */
+/* a * b + c: in one step where the machine can, and always the same. Compilers left to choose (-ffp-contract) choose
+   otherwise for another number of rows. */
+static inline f8 fma8(f8 a, f8 b, f8 c) {
+#ifdef __FMA__
+    return (f8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+static inline f8 larger(f8 a, f8 b) {
+    i8 is_more = a > b;
+    return (f8)((is_more & (i8)a) | (~is_more & (i8)b));
+}
+
+static inline f8 smaller(f8 a, f8 b) { return -larger(-a, -b); }
+
+static inline float largest(f8 v) {
+    float most = v[0];
+    for (int i = 1; i < 8; i++) most = v[i] > most ? v[i] : most;
+    return most;
+}
+
+/* e^x within 2 units in the last place; for x beyond -87 or 88 that of the limit, for none (NaN) none */
 static inline f8 exp8(f8 x) {
-    f8 low = splat(-87.0f), magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
-    i8 is_low = x < low;
-    x = (f8)((is_low & (i8)low) | (~is_low & (i8)x));
-    f8 whole = x * splat(1.44269504f) + magic;
+    f8 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    x = smaller(splat(88.0f), larger(splat(-87.0f), x));
+    f8 whole = fma8(x, splat(1.44269504f), magic);
     i8 n = (i8)whole - (i8)magic;
     whole -= magic;
-    f8 r = x - whole * splat(0.693359375f) - whole * splat(-2.12194440e-4f);
-    f8 p = splat(1.9875691500e-4f) * r + splat(1.3981999507e-3f);
-    p = p * r + splat(8.3334519073e-3f);
-    p = p * r + splat(4.1665795894e-2f);
-    p = p * r + splat(1.6666665459e-1f);
-    p = p * r + splat(5.0000001201e-1f);
-    p = p * r * r + r + splat(1.0f);
+    f8 r = fma8(whole, splat(2.12194440e-4f), fma8(whole, splat(-0.693359375f), x));
+    f8 p = fma8(splat(1.9875691500e-4f), r, splat(1.3981999507e-3f));
+    p = fma8(p, r, splat(8.3334519073e-3f));
+    p = fma8(p, r, splat(4.1665795894e-2f));
+    p = fma8(p, r, splat(1.6666665459e-1f));
+    p = fma8(p, r, splat(5.0000001201e-1f));
+    p = fma8(p * r, r, r) + splat(1.0f);
     return p * (f8)((n + 127) << 23);
 }
 
 /* ---- rounding ---- */
 
+static inline f8 flip(f8 v, i8 signs) { return (f8)((i8)v ^ signs); }
+
+/* A row times a Hadamard matrix of 1 and -1 over each `mixed` neighbours; its unit is 1 / sqrt(mixed). */
 static void turn(float *x, int n, int mixed) {
-    float unit = 1.0f / sqrtf((float)mixed);
-    for (int at = 0; at < n; at += mixed) {
-        float *block = x + at;
-        for (int half = 1; half < mixed; half *= 2)
-            for (int i = 0; i < mixed; i += 2 * half)
-                for (int j = i; j < i + half; j++) {
-                    float a = block[j], b = block[j + half];
-                    block[j] = a + b;
-                    block[j + half] = a - b;
+    const int32_t less = INT32_MIN; /* a minus sign */
+    int half = 1;
+    if (mixed >= 8) {
+        for (int i = 0; i < n; i += 8) {
+            f8 v = *(f8 *)(x + i);
+            v = LANES(v, v, 1, 0, 3, 2, 5, 4, 7, 6) + flip(v, (i8){0, less, 0, less, 0, less, 0, less});
+            v = LANES(v, v, 2, 3, 0, 1, 6, 7, 4, 5) + flip(v, (i8){0, 0, less, less, 0, 0, less, less});
+            v = LANES(v, v, 4, 5, 6, 7, 0, 1, 2, 3) + flip(v, (i8){0, 0, 0, 0, less, less, less, less});
+            *(f8 *)(x + i) = v;
+        }
+        for (half = 8; half < mixed; half *= 2)
+            for (int i = 0; i < n; i += 2 * half)
+                for (int j = i; j < i + half; j += 8) {
+                    f8 a = *(f8 *)(x + j), b = *(f8 *)(x + j + half);
+                    *(f8 *)(x + j) = a + b;
+                    *(f8 *)(x + j + half) = a - b;
                 }
-        for (int i = 0; i < mixed; i++) block[i] *= unit;
     }
+    for (; half < mixed; half *= 2)
+        for (int i = 0; i < n; i += 2 * half)
+            for (int j = i; j < i + half; j++) {
+                float a = x[j], b = x[j + half];
+                x[j] = a + b;
+                x[j + half] = a - b;
+            }
 }
 
-/* one turned row -> its scale, and its steps: n of them, then zeros up to width */
-static float round_row(const float *x, int n, int width, int16_t *q) {
-    float most = LEAST;
-    int is_odd = 0;
-    for (int i = 0; i < n; i++) {
-        float size = fabsf(x[i]);
-        is_odd |= !(size <= FLT_MAX);
-        most = size > most ? size : most;
+/* one row of n, with room up to width, a multiple of 8 -> its scale, and its steps: n of them, then zeros */
+static float round_row(float *x, int n, int width, int16_t *q) {
+    f8 most = splat(LEAST), magic = splat(12582912.0f); /* see exp8 */
+    i8 is_odd = {0};
+    memset(x + n, 0, (width - n) * sizeof(float));
+    for (int i = 0; i < width; i += 8) {
+        f8 size = (f8)(*(i8 *)(x + i) & INT32_MAX);
+        is_odd |= ~(size <= splat(FLT_MAX));
+        most = larger(size, most);
     }
-    float to_steps = STEPS / most;
-    for (int i = 0; i < n; i++) q[i] = (int16_t)__builtin_rintf(x[i] * to_steps);
-    memset(q + n, 0, (width - n) * sizeof(int16_t));
-    return is_odd ? NAN : most / STEPS; /* what is no number gives none */
+    float top = largest(most);
+    f8 to_steps = splat(STEPS / top);
+    for (int i = 0; i < width; i += 8)
+        *(h8 *)(q + i) = __builtin_convertvector((i8)fma8(*(f8 *)(x + i), to_steps, magic) - (i8)magic, h8);
+    for (int i = 1; i < 8; i++) is_odd[0] |= is_odd[i];
+    return is_odd[0] ? NAN : top / STEPS; /* what is no number gives none */
 }
 
 /* from a row to the same through an RMS norm, if there is one */
@@ -86,133 +152,181 @@ static void norm_row(const float *from, int n, const float *norm, float eps, flo
     }
     f8 squares = splat(0.0f);
     int i = 0;
-    for (; i + 8 <= n; i += 8) squares += *(const f8 *)(from + i) * *(const f8 *)(from + i);
+    for (; i + 8 <= n; i += 8) squares = fma8(*(const f8 *)(from + i), *(const f8 *)(from + i), squares);
     float sum = sum8(squares);
     for (; i < n; i++) sum += from[i] * from[i];
     float scale = 1.0f / sqrtf(sum / (float)n + eps);
     for (i = 0; i < n; i++) to[i] = from[i] * scale * norm[i];
 }
 
-/* rows through an RMS norm, if there is one, and zeros up to width */
-void norm_rows(const float *x, int n_rows, int n, const float *norm, float eps, int width, float *y) {
-    for (int row = 0; row < n_rows; row++) {
-        norm_row(x + (size_t)row * n, n, norm, eps, y + (size_t)row * width);
-        memset(y + (size_t)row * width + n, 0, (width - n) * sizeof(float));
-    }
-}
+/* A matrix [n_out][n_in], in int8 where there are scales; see saguaro.kernels.cpu.Matrix. Outputs lie PANEL together, up
+   to a multiple of that, and inputs up to width: [panel][width][PANEL] in float32, [panel][width / 2][PANEL][2] in int8. */
+typedef struct {
+    const void *weights;
+    const float *scales; /* [n_out] */
+    int32_t n_in, width, mixed, n_out;
+} matrix;
 
-/* rows of floats -> rows of steps; through an RMS norm first if there is one */
-void round_rows(const float *x, int n_rows, int n, int mixed, const float *norm, float eps, int width, int16_t *q,
-                float *scales) {
-#pragma omp parallel for if (n_rows >= 16)
+/* Rows of n floats as a matrix reads them, through an RMS norm first if there is one; scales are absent for floats. */
+void prepare_rows(const float *x, int n_rows, int n, int mixed, const float *norm, float eps, int width, void *values,
+                  float *scales) {
+#pragma omp parallel for if (n_rows >= MANY)
     for (int row = 0; row < n_rows; row++) {
-        float *y = malloc(n * sizeof(float));
-        norm_row(x + (size_t)row * n, n, norm, eps, y);
+        const float *from = x + (size_t)row * n;
+        if (!scales) {
+            float *y = (float *)values + (size_t)row * width;
+            norm_row(from, n, norm, eps, y);
+            memset(y + n, 0, (width - n) * sizeof(float));
+            continue;
+        }
+        float *y = malloc(width * sizeof(float));
+        norm_row(from, n, norm, eps, y);
         turn(y, n, mixed);
-        scales[row] = round_row(y, n, width, q + (size_t)row * width);
+        scales[row] = round_row(y, n, width, (int16_t *)values + (size_t)row * width) / sqrtf((float)mixed);
         free(y);
     }
 }
 
 /* ---- products ---- */
 
-#define MOST_ROWS 6
-#define LINE 64
-#define AHEAD 4096 /* bytes: so far ahead weights are asked for, which takes a third of the time of waiting for them */
+#define MOST_ROWS 6 /* whose sums fit the registers, with PANEL outputs */
+#define PANEL 16
+#define BLOCK 64   /* inputs summed one by one before they are added to the others: it keeps float32 exact enough */
+#define AHEAD 2048 /* bytes: so far ahead weights are asked for, which takes a third of the time of waiting for them */
 
-static inline void ask_for(const void *weights, size_t n_bytes) {
-    for (size_t i = 0; i < n_bytes; i += LINE) __builtin_prefetch((const char *)weights + AHEAD + i);
+static inline h16 widen(const int8_t *w) {
+#ifdef __AVX2__
+    return (h16)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w));
+#else
+    return __builtin_convertvector(*(const b16 *)w, h16);
+#endif
 }
 
-/* sums[r][c] = row r times output c, for R rows and two outputs. Plain loops: compilers make of them what the machine is
-   best at. */
-#define TILE(R)                                                                                                        \
-    static void int8_tile_##R(const int16_t *restrict q, const int8_t *restrict w, int width, int32_t *restrict sums) { \
-        int32_t sum[R][2] = {{0}};                                                                                     \
-        for (int i = 0; i < width; i++)                                                                                \
-            for (int r = 0; r < R; r++)                                                                                \
-                for (int c = 0; c < 2; c++)                                                                            \
-                    sum[r][c] += (int16_t)w[(size_t)c * width + i] * q[(size_t)r * width + i];                         \
-        memcpy(sums, sum, sizeof sum);                                                                                 \
-    }                                                                                                                  \
-    static void float_tile_##R(const float *x, const float *w, int width, float *sums) {                               \
-        f8 sum[R][2] = {{{0}}};                                                                                        \
-        for (int i = 0; i < width; i += 8) {                                                                           \
-            f8 a = *(const f8 *)(w + i), b = *(const f8 *)(w + width + i);                                             \
-            for (int r = 0; r < R; r++) {                                                                              \
-                f8 here = *(const f8 *)(x + (size_t)r * width + i);                                                    \
-                sum[r][0] += here * a;                                                                                 \
-                sum[r][1] += here * b;                                                                                 \
-            }                                                                                                          \
-        }                                                                                                              \
-        for (int r = 0; r < R; r++) sums[2 * r] = sum8(sum[r][0]), sums[2 * r + 1] = sum8(sum[r][1]);                  \
+/* sum + a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1], where each pair of b is the same */
+static inline i8 add_pairs(i8 sum, h16 a, int32_t pair) {
+    i8 b = {pair, pair, pair, pair, pair, pair, pair, pair};
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    return (i8)_mm256_dpwssd_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+#elif defined(__AVXVNNI__)
+    return (i8)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+#elif defined(__AVX2__)
+    return sum + (i8)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+    return sum + ((i8)a << 16 >> 16) * (b << 16 >> 16) + ((i8)a >> 16) * (b >> 16);
+#endif
+}
+
+/* R rows times a panel */
+UNROLLED void int8_tile(const int R, const int16_t *q, const int8_t *w, int width, i8 sums[][2]) {
+    i8 sum[MOST_ROWS][2] = {{{0}}};
+    for (int i = 0; i < width; i += 2, w += 2 * PANEL) {
+        __builtin_prefetch(w + AHEAD, 0, 0); /* not to stay: a step reads it once, and other things are read again */
+        h16 a = widen(w), b = widen(w + PANEL);
+        for (int r = 0; r < R; r++) {
+            int32_t pair;
+            memcpy(&pair, q + (size_t)r * width + i, sizeof pair);
+            sum[r][0] = add_pairs(sum[r][0], a, pair);
+            sum[r][1] = add_pairs(sum[r][1], b, pair);
+        }
     }
-TILE(1)
-TILE(2)
-TILE(3)
-TILE(4)
-TILE(5)
-TILE(6)
-
-typedef void (*int8_tile)(const int16_t *, const int8_t *, int, int32_t *);
-typedef void (*float_tile)(const float *, const float *, int, float *);
-static const int8_tile INT8_TILES[] = {0, int8_tile_1, int8_tile_2, int8_tile_3, int8_tile_4, int8_tile_5, int8_tile_6};
-static const float_tile FLOAT_TILES[] = {0,            float_tile_1, float_tile_2, float_tile_3,
-                                         float_tile_4, float_tile_5, float_tile_6};
-
-static inline void put(float sum, int row, int out, int n_out, const float *bias, const float *onto, float *y) {
-    size_t to = (size_t)row * n_out + out;
-    if (bias) sum += bias[out];
-    y[to] = onto ? onto[to] + sum : sum;
+    for (int r = 0; r < R; r++) sums[r][0] = sum[r][0], sums[r][1] = sum[r][1];
 }
 
-/* y[row][out] = scale[row] * w_scale[out] * (q @ W^T) + bias[out] + onto[row][out]; bias and onto may be absent. W has
-   an even number of outputs, one more than n_out if that is odd. */
-void multiply_int8(const int16_t *q, const float *scales, int n_rows, const int8_t *w, const float *w_scales, int width,
-                   int n_out, const float *bias, const float *onto, float *y) {
-    int n_tiles = (n_rows + MOST_ROWS - 1) / MOST_ROWS;
-#pragma omp parallel for schedule(static) if ((size_t)width * n_out >= SMALL)
-    for (int out = 0; out < n_out; out += 2) {
-        int32_t sums[MOST_ROWS][2];
-        const int8_t *here = w + (size_t)out * width;
-        ask_for(here, 2 * width);
+UNROLLED void float_tile(const int R, const float *x, const float *w, int width, f8 sums[][2]) {
+    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0.0f);
+    for (int from = 0; from < width; from += BLOCK) {
+        f8 sum[MOST_ROWS][2] = {{{0}}};
+        for (int i = from; i < width && i < from + BLOCK; i++, w += PANEL) {
+            __builtin_prefetch((const char *)w + AHEAD);
+            f8 a = *(const f8 *)w, b = *(const f8 *)(w + 8);
+            KEEP(a);
+            KEEP(b);
+            for (int r = 0; r < R; r++) {
+                f8 here = splat(x[(size_t)r * width + i]);
+                sum[r][0] = fma8(here, a, sum[r][0]);
+                sum[r][1] = fma8(here, b, sum[r][1]);
+            }
+        }
+        for (int r = 0; r < R; r++) sums[r][0] += sum[r][0], sums[r][1] += sum[r][1];
+    }
+}
+
+#define BY_SIZE(n, tile, ...)                                                                                          \
+    switch (n) {                                                                                                       \
+    case 1: tile(1, __VA_ARGS__); break;                                                                               \
+    case 2: tile(2, __VA_ARGS__); break;                                                                               \
+    case 3: tile(3, __VA_ARGS__); break;                                                                               \
+    case 4: tile(4, __VA_ARGS__); break;                                                                               \
+    case 5: tile(5, __VA_ARGS__); break;                                                                               \
+    case 6: tile(6, __VA_ARGS__); break;                                                                               \
+    }
+
+static void int8_sums(int n, const int16_t *q, const int8_t *w, int width, const float *scales, const float *w_scales,
+                      f8 sums[][2]) {
+    i8 whole[MOST_ROWS][2];
+    BY_SIZE(n, int8_tile, q, w, width, whole)
+    for (int r = 0; r < n; r++)
+        for (int c = 0; c < 2; c++)
+            sums[r][c] = __builtin_convertvector(whole[r][c], f8) * (splat(scales[r]) * *(const f8 *)(w_scales + 8 * c));
+}
+
+static void float_sums(int n, const float *x, const float *w, int width, f8 sums[][2]) {
+    BY_SIZE(n, float_tile, x, w, width, sums)
+}
+
+/* y [row][n_out] = x @ W^T + bias + onto, x as prepare_rows makes it; bias and onto may be absent */
+void read_rows(const matrix *w, const void *x, const float *scales, int n_rows, const float *bias, const float *onto,
+               float *y) {
+    int n_tiles = (n_rows + MOST_ROWS - 1) / MOST_ROWS, n_out = w->n_out;
+    size_t width = w->width;
+#pragma omp parallel for schedule(static) if (width * n_out >= SMALL)
+    for (int out = 0; out < n_out; out += PANEL) {
+        int n_here = n_out - out < PANEL ? n_out - out : PANEL;
+        float w_scales[PANEL] = {0}, biases[PANEL] = {0};
+        if (w->scales) memcpy(w_scales, w->scales + out, n_here * sizeof(float));
+        if (bias) memcpy(biases, bias + out, n_here * sizeof(float));
         for (int tile = 0; tile < n_tiles; tile++) {
-            int first = tile * n_rows / n_tiles, n = (tile + 1) * n_rows / n_tiles - first;
-            INT8_TILES[n](q + (size_t)first * width, here, width, sums[0]);
-            for (int r = 0; r < n; r++)
-                for (int c = 0; c < 2 && out + c < n_out; c++) {
-                    float sum = (float)sums[r][c] * (scales[first + r] * w_scales[out + c]);
-                    put(sum, first + r, out + c, n_out, bias, onto, y);
-                }
+            size_t first = (size_t)tile * n_rows / n_tiles;
+            int n = (size_t)(tile + 1) * n_rows / n_tiles - first;
+            f8 sums[MOST_ROWS][2];
+            if (w->scales)
+                int8_sums(n, (const int16_t *)x + first * width, (const int8_t *)w->weights + out * width, width,
+                          scales + first, w_scales, sums);
+            else
+                float_sums(n, (const float *)x + first * width, (const float *)w->weights + out * width, width, sums);
+            for (int r = 0; r < n; r++) {
+                size_t to = (first + r) * n_out + out;
+                float here[PANEL] = {0};
+                if (onto) memcpy(here, onto + to, n_here * sizeof(float));
+                for (int c = 0; c < PANEL; c += 8) *(f8 *)(here + c) += sums[r][c / 8] + *(f8 *)(biases + c);
+                memcpy(y + to, here, n_here * sizeof(float));
+            }
         }
     }
 }
 
-/* The same in float32: y = x @ W^T + bias + onto. */
-void multiply_float(const float *x, int n_rows, const float *w, int width, int n_out, const float *bias,
-                    const float *onto, float *y) {
-    int n_tiles = (n_rows + MOST_ROWS - 1) / MOST_ROWS;
-#pragma omp parallel for schedule(static) if ((size_t)width * n_out >= SMALL)
-    for (int out = 0; out < n_out; out += 2) {
-        float sums[MOST_ROWS][2];
-        const float *here = w + (size_t)out * width;
-        ask_for(here, 2 * width * sizeof(float));
-        for (int tile = 0; tile < n_tiles; tile++) {
-            int first = tile * n_rows / n_tiles, n = (tile + 1) * n_rows / n_tiles - first;
-            FLOAT_TILES[n](x + (size_t)first * width, here, width, sums[0]);
-            for (int r = 0; r < n; r++)
-                for (int c = 0; c < 2 && out + c < n_out; c++) put(sums[r][c], first + r, out + c, n_out, bias, onto, y);
-        }
-    }
+/* y = onto + from @ W^T + bias, and y as its next reader wants it: through a norm */
+void write_rows(const matrix *w, const float *from, int n_rows, const float *bias, const float *onto, const float *norm,
+                float eps, int mixed, int width, float *y, void *next, float *next_scales) {
+    void *x = malloc((size_t)n_rows * w->width * sizeof(float));
+    float *scales = w->scales ? malloc(n_rows * sizeof(float)) : NULL;
+    prepare_rows(from, n_rows, w->n_in, w->mixed, NULL, 0.0f, w->width, x, scales);
+    read_rows(w, x, scales, n_rows, bias, onto, y);
+    prepare_rows(y, n_rows, w->n_out, mixed, norm, eps, width, next, next_scales);
+    free(x);
+    free(scales);
 }
 
 /* ---- between products ---- */
 
 static inline f8 silu_times(f8 gate, f8 up) { return gate / (splat(1.0f) + exp8(-gate)) * up; }
 
-/* silu(gate) * up; both [row][n], gates first, in one row of 2 n */
-void gate(const float *both, int n_rows, int n, float *y) {
-#pragma omp parallel for if (n_rows >= 16)
+/* y [row][n_out / 2] = silu(gate) * up, where x @ W^T + bias gives the gates and then the ups */
+void read_gated(const matrix *w, const void *x, const float *scales, int n_rows, const float *bias, float *y) {
+    int n = w->n_out / 2;
+    float *both = malloc((size_t)n_rows * 2 * n * sizeof(float));
+    read_rows(w, x, scales, n_rows, bias, NULL, both);
+#pragma omp parallel for if (n_rows >= MANY)
     for (int row = 0; row < n_rows; row++) {
         const float *gates = both + (size_t)row * 2 * n, *ups = gates + n;
         float *out = y + (size_t)row * n;
@@ -220,6 +334,7 @@ void gate(const float *both, int n_rows, int n, float *y) {
         for (; i + 8 <= n; i += 8) *(f8 *)(out + i) = silu_times(*(const f8 *)(gates + i), *(const f8 *)(ups + i));
         for (; i < n; i++) out[i] = silu_times(splat(gates[i]), splat(ups[i]))[0];
     }
+    free(both);
 }
 
 static void norm_head(float *x, int d, const float *norm, float eps) {
@@ -229,21 +344,24 @@ static void norm_head(float *x, int d, const float *norm, float eps) {
     for (int i = 0; i < d; i++) x[i] *= scale * norm[i];
 }
 
-/* heads [row][n_q + 2 n_kv][d], changed: norms of their own if there are any, rotation by cos and sin [row][d] (sin
-   negative on the first half); keys and values go to memory [slot][2 n_kv][d] */
-void turn_heads(float *heads, int n_rows, int n_q, int n_kv, int d, const float *q_norm, const float *k_norm, float eps,
-                const float *cosines, const float *sines, float *memory, const int64_t *slots) {
+/* heads [row][n_q + 2 n_kv][d] = x @ W^T + bias, then norms of their own if there are any, and rotation by cos and sin
+   [row][d] (sin negative on the first half); keys and values go to memory [slot][2 n_kv][d] */
+void read_heads(const matrix *w, const void *x, const float *scales, int n_rows, const float *bias, int n_q, int n_kv,
+                int d, const float *q_norm, const float *k_norm, float eps, const float *cosines, const float *sines,
+                float *memory, const int64_t *slots, float *heads) {
     int n_all = n_q + 2 * n_kv, half = d / 2;
+    read_rows(w, x, scales, n_rows, bias, NULL, heads);
+#pragma omp parallel for if (n_rows >= MANY)
     for (int row = 0; row < n_rows; row++) {
         float *here = heads + (size_t)row * n_all * d;
         const float *c = cosines + (size_t)row * d, *s = sines + (size_t)row * d;
         for (int head = 0; head < n_q + n_kv; head++) {
-            float *x = here + (size_t)head * d;
-            if (q_norm) norm_head(x, d, head < n_q ? q_norm : k_norm, eps);
+            float *y = here + (size_t)head * d;
+            if (q_norm) norm_head(y, d, head < n_q ? q_norm : k_norm, eps);
             for (int i = 0; i < half; i++) {
-                float a = x[i], b = x[i + half];
-                x[i] = a * c[i] + b * s[i];
-                x[i + half] = b * c[i + half] + a * s[i + half];
+                float a = y[i], b = y[i + half];
+                y[i] = a * c[i] + b * s[i];
+                y[i + half] = b * c[i + half] + a * s[i + half];
             }
         }
         memcpy(memory + (size_t)slots[row] * 2 * n_kv * d, here + (size_t)n_q * d, 2 * n_kv * d * sizeof(float));
@@ -252,78 +370,125 @@ void turn_heads(float *heads, int n_rows, int n_q, int n_kv, int d, const float 
 
 /* ---- attention ---- */
 
-/* One query of one head over n_keys keys, key j of it at memory[slots[j]][head]; d a multiple of 8; room for n_keys + 7
-   scores. */
-static void attend_one(const float *q, const float *keys, const float *values, size_t stride, const int32_t *slots,
-                       int n_keys, int d, float scale, float *scores, float *out) {
-    int j = 0;
-    for (; j + 4 <= n_keys; j += 4) { /* four sums at a time: each waits for itself alone */
-        const float *a = keys + slots[j] * stride, *b = keys + slots[j + 1] * stride;
-        const float *c = keys + slots[j + 2] * stride, *e = keys + slots[j + 3] * stride;
-        f8 sum_a = splat(0.0f), sum_b = sum_a, sum_c = sum_a, sum_e = sum_a;
-        for (int i = 0; i < d; i += 8) {
-            f8 x = *(const f8 *)(q + i);
-            sum_a += x * *(const f8 *)(a + i);
-            sum_b += x * *(const f8 *)(b + i);
-            sum_c += x * *(const f8 *)(c + i);
-            sum_e += x * *(const f8 *)(e + i);
+#define SOON 12 /* keys: so far ahead they are asked for */
+#define MOST_HEADS 3 /* of one token that look at a key together; what each gives does not depend on the others */
+
+/* the sums of four vectors */
+static inline void sum_four(f8 a, f8 b, f8 c, f8 e, float scale, float *sums) {
+    f8 ab = LANES(a, b, 0, 8, 1, 9, 4, 12, 5, 13) + LANES(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+    f8 ce = LANES(c, e, 0, 8, 1, 9, 4, 12, 5, 13) + LANES(c, e, 2, 10, 3, 11, 6, 14, 7, 15);
+    f8 halves = LANES(ab, ce, 0, 1, 8, 9, 4, 5, 12, 13) + LANES(ab, ce, 2, 3, 10, 11, 6, 7, 14, 15);
+    halves = (halves + LANES(halves, halves, 4, 5, 6, 7, 0, 1, 2, 3)) * splat(scale);
+    memcpy(sums, &halves, 4 * sizeof(float));
+}
+
+/* scores [H][room] of H heads q [H][d] with each key, and -inf up to a multiple of 8 */
+UNROLLED void score(const int H, const float *q, const float *keys, size_t stride, const int32_t *slots, int n_keys,
+                    int d, float scale, float *scores, size_t room) {
+    for (int j = 0; j < n_keys; j += 4) {
+        const float *key[4];
+        for (int k = 0; k < 4; k++) key[k] = keys + slots[j + k < n_keys ? j + k : n_keys - 1] * stride;
+        for (int k = 0; k < 4; k++) {
+            const float *ahead = keys + slots[j + k + SOON < n_keys ? j + k + SOON : n_keys - 1] * stride;
+            for (int i = 0; i < d; i += 16) __builtin_prefetch(ahead + i);
         }
-        scores[j] = sum8(sum_a) * scale;
-        scores[j + 1] = sum8(sum_b) * scale;
-        scores[j + 2] = sum8(sum_c) * scale;
-        scores[j + 3] = sum8(sum_e) * scale;
+        f8 sum[MOST_HEADS][4] = {{{0}}};
+        for (int i = 0; i < d; i += 8) {
+            f8 x[MOST_HEADS];
+            for (int h = 0; h < H; h++) {
+                x[h] = *(const f8 *)(q + h * d + i);
+                KEEP(x[h]);
+            }
+            for (int k = 0; k < 4; k++) {
+                f8 here = *(const f8 *)(key[k] + i);
+                KEEP(here);
+                for (int h = 0; h < H; h++) sum[h][k] = fma8(x[h], here, sum[h][k]);
+            }
+        }
+        for (int h = 0; h < H; h++) sum_four(sum[h][0], sum[h][1], sum[h][2], sum[h][3], scale, scores + h * room + j);
     }
-    for (; j < n_keys; j++) {
-        const float *key = keys + slots[j] * stride;
-        f8 sum = splat(0.0f);
-        for (int i = 0; i < d; i += 8) sum += *(const f8 *)(q + i) * *(const f8 *)(key + i);
-        scores[j] = sum8(sum) * scale;
-    }
-    for (; j % 8; j++) scores[j] = -INFINITY;
-    f8 tops = *(f8 *)scores;
-    for (j = 8; j < n_keys; j += 8) {
-        f8 next = *(f8 *)(scores + j);
-        i8 is_more = next > tops;
-        tops = (f8)((is_more & (i8)next) | (~is_more & (i8)tops));
-    }
-    float most = tops[0];
-    for (int i = 1; i < 8; i++) most = tops[i] > most ? tops[i] : most;
-    f8 total = splat(0.0f);
-    for (j = 0; j < n_keys; j += 8) {
-        f8 weight = exp8(*(f8 *)(scores + j) - splat(most));
+    for (int h = 0; h < H; h++)
+        for (int j = n_keys; j < n_keys + 8; j++) scores[h * room + j] = -INFINITY;
+}
+
+/* scores -> weights; their sum */
+static float weigh(float *scores, int n_keys) {
+    f8 tops = *(f8 *)scores, total = splat(0.0f);
+    for (int j = 8; j < n_keys; j += 8) tops = larger(*(f8 *)(scores + j), tops);
+    f8 most = splat(largest(tops));
+    for (int j = 0; j < n_keys; j += 8) {
+        f8 weight = exp8(*(f8 *)(scores + j) - most);
         *(f8 *)(scores + j) = weight;
         total += weight;
     }
-    memset(out, 0, d * sizeof(float));
-    for (int from = 0; from < d; from += 64) {
-        int n = d - from < 64 ? (d - from) / 8 : 8;
-        f8 sum[8];
-        for (int i = 0; i < n; i++) sum[i] = splat(0.0f);
-        for (j = 0; j < n_keys; j++) {
-            const float *value = values + slots[j] * stride + from;
-            f8 weight = splat(scores[j]);
-            for (int i = 0; i < n; i++) sum[i] += weight * *(const f8 *)(value + 8 * i);
+    return sum8(total);
+}
+
+/* out [H][d], of it N vectors: the values by their weights */
+UNROLLED void gather(const int H, const int N, const float *values, size_t stride, const int32_t *slots, int n_keys,
+                     int d, const float *weights, size_t room, const float *totals, float *out) {
+    f8 sum[MOST_HEADS][8] = {{{0}}};
+    for (int j = 0; j < n_keys; j++) {
+        const float *value = values + slots[j] * stride;
+        const float *ahead = values + slots[j + SOON < n_keys ? j + SOON : n_keys - 1] * stride;
+        for (int i = 0; i < N; i += 2) __builtin_prefetch(ahead + 8 * i);
+        f8 weight[MOST_HEADS];
+        for (int h = 0; h < H; h++) weight[h] = splat(weights[h * room + j]);
+        for (int i = 0; i < N; i++) {
+            f8 here = *(const f8 *)(value + 8 * i);
+            KEEP(here);
+            for (int h = 0; h < H; h++) sum[h][i] = fma8(weight[h], here, sum[h][i]);
         }
-        f8 share = splat(1.0f / sum8(total));
-        for (int i = 0; i < n; i++) *(f8 *)(out + from + 8 * i) = sum[i] * share;
     }
+    for (int h = 0; h < H; h++)
+        for (int i = 0; i < N; i++) *(f8 *)(out + h * d + 8 * i) = sum[h][i] * splat(1.0f / totals[h]);
+}
+
+/* H heads q [H][d] of one token over n_keys keys, key j at memory[slots[j]]; d a multiple of 8; room for n_keys + 8
+   scores of each. */
+UNROLLED void attend_heads(const int H, const float *q, const float *keys, const float *values, size_t stride,
+                           const int32_t *slots, int n_keys, int d, float scale, float *scores, size_t room, float *out) {
+    float totals[MOST_HEADS];
+    score(H, q, keys, stride, slots, n_keys, d, scale, scores, room);
+    for (int h = 0; h < H; h++) totals[h] = weigh(scores + h * room, n_keys);
+    int i = 0;
+    for (; i + 32 <= d; i += 32) gather(H, 4, values + i, stride, slots, n_keys, d, scores, room, totals, out + i);
+    for (; i < d; i += 8) gather(H, 1, values + i, stride, slots, n_keys, d, scores, room, totals, out + i);
+}
+
+static int n_threads(void) {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
 }
 
 /* q [token][stride_q], heads first, -> out [token][n_q][d]. Token t belongs to text[t] and sees its first seen[t] keys;
    key j of a text lies in memory [slot][2 n_kv][d] at slots[text][j], keys before values. */
 void attend(const float *q, int stride_q, int n_tokens, int n_q, int n_kv, int d, const float *memory,
             const int32_t *slots, int longest, const int32_t *text, const int32_t *seen, float *out) {
-    size_t stride = (size_t)2 * n_kv * d;
+    size_t stride = (size_t)2 * n_kv * d, room = longest + 8;
     float scale = 1.0f / sqrtf((float)d);
+    int group = n_q / n_kv, n_alone = n_tokens * n_kv, n_sharing = n_threads();
+    int most = n_sharing > 1 && n_alone < 4 * n_sharing ? 1 : MOST_HEADS; /* else some would wait for the last */
+    int n_tiles = (group + most - 1) / most;
 #pragma omp parallel
     {
-        float *scores = malloc((longest + 8) * sizeof(float));
+        float *scores = malloc(MOST_HEADS * room * sizeof(float));
 #pragma omp for schedule(dynamic, 1)
-        for (int at = 0; at < n_tokens * n_q; at++) {
-            int token = at / n_q, head = at % n_q, kv = head / (n_q / n_kv);
-            attend_one(q + (size_t)token * stride_q + (size_t)head * d, memory + (size_t)kv * d,
-                       memory + (size_t)(n_kv + kv) * d, stride, slots + (size_t)text[token] * longest, seen[token], d,
-                       scale, scores, out + (size_t)at * d);
+        for (int at = 0; at < n_alone * n_tiles; at++) {
+            int tile = at % n_tiles, token = at / n_tiles % n_tokens, kv = at / n_tiles / n_tokens;
+            int first = tile * group / n_tiles, n = (tile + 1) * group / n_tiles - first, head = kv * group + first;
+            const float *from = q + (size_t)token * stride_q + (size_t)head * d, *keys = memory + (size_t)kv * d;
+            const float *values = keys + (size_t)n_kv * d;
+            const int32_t *where = slots + (size_t)text[token] * longest;
+            float *to = out + ((size_t)token * n_q + head) * d;
+            switch (n) {
+            case 1: attend_heads(1, from, keys, values, stride, where, seen[token], d, scale, scores, room, to); break;
+            case 2: attend_heads(2, from, keys, values, stride, where, seen[token], d, scale, scores, room, to); break;
+            case 3: attend_heads(3, from, keys, values, stride, where, seen[token], d, scale, scores, room, to); break;
+            }
         }
         free(scores);
     }

@@ -1,8 +1,8 @@
 """A model's products on a CPU, by cpu.c: weights in float32 or int8. A row's result depends on that row alone."""
 
+import ctypes
 import math
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,136 +12,170 @@ from saguaro.kernels.native import at, library
 from saguaro.model.transformer import Place, Stream, Turn
 
 UNIT = 32  # inputs are read so many at a time
+PANEL = 16  # outputs are computed so many at a time
 MOST_MIXED = 128  # inputs that are mixed with one another before they are rounded
 
-R = TypeVar("R")  # rows as a weight reads them
+
+class Rows:
+    """Room for rows [T, n] as a matrix of one kind reads them: as they are, or in int8 steps, each on its own scale."""
+
+    def __init__(self, n_rows: int, n: int, has_scales: bool) -> None:
+        self.n_rows, self.width = n_rows, wide(n)
+        if has_scales:  # in one tensor, whose making takes as long as a small product: steps, then scales
+            self._memory = torch.empty(n_rows * (self.width + 2), dtype=torch.int16)
+        else:
+            self._memory = torch.empty(n_rows * self.width)
+        self.at = self._memory.data_ptr()
+        self.scales_at = self.at + 2 * n_rows * self.width if has_scales else None
+
+    @property
+    def values(self) -> Tensor:  # [T, width] float32, or int16: steps are widened before they are multiplied, and few
+        """What the rows hold."""
+        return self._memory[: self.n_rows * self.width].view(self.n_rows, self.width)
+
+    @property
+    def scales(self) -> Tensor:  # [T] float32
+        """One for each row of steps; none for floats."""
+        return self._memory[self.n_rows * self.width :].view(torch.float32)
 
 
-class CPUWeight(Protocol[R]):
+class Matrix(ctypes.Structure):
+    """cpu.c's matrix."""
+
+    _fields_ = (
+        ("weights", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("n_in", "width", "mixed", "n_out")),
+    )
+
+
+class CPUWeight(Protocol):
     """A matrix, and how rows meet it."""
 
     n_params: int
     n_bytes: int
     n_out: int
+    width: int  # of the rows that it reads
+    address: int  # of its Matrix
 
     def __init__(self, weight: Tensor) -> None:
         """Of a tensor [out, in] float32."""
 
     @staticmethod
-    def rows(x: Tensor, norm: Tensor | None = None, eps: float = 0.0) -> R:
-        """Rows [T, in] as such a matrix reads them, through an RMS norm [in] first if there is one."""
-
-    def multiply(self, rows: R, bias: Tensor | None, onto: Tensor | None) -> Tensor:
-        """rows @ W + bias + onto: [T, out]."""
+    def rows(n_rows: int, n: int) -> Rows:
+        """Room for rows [T, n] as such a matrix reads them."""
 
 
-class CPUProducts(Generic[R]):
+class CPUProducts:
     """See saguaro.model.transformer.Products; every weight is of one kind."""
 
-    def __init__(self, kind: type[CPUWeight[R]]) -> None:
-        self._kind, self._library = kind, library()
+    def __init__(self, kind: type[CPUWeight]) -> None:
+        self._rows, self._library = kind.rows, library()
 
     def begin(self, x: Tensor, norm: Tensor, eps: float) -> Stream:
         """See Products."""
         x = x.contiguous()
-        return Stream(x, self._kind.rows(x, norm, eps))
+        return Stream(x, prepared(x, self._rows(*x.shape), norm, eps))
 
-    def read(self, stream: Stream, weight: CPUWeight[R], bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    def read(self, stream: Stream, weight: CPUWeight, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
         """See Products."""
         assert out_dtype == torch.float32, out_dtype
-        return weight.multiply(stream.read, bias, None)
+        return multiply(stream.read, weight, bias)
 
-    def read_heads(self, stream: Stream, weight: CPUWeight[R], bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
+    def read_heads(self, stream: Stream, weight: CPUWeight, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
         """See Products."""
-        n_stored, d = place.memory.shape[1:]
-        heads = weight.multiply(stream.read, bias, None).view(len(stream.x), -1, d)
-        self._library.turn_heads(
-            at(heads), len(heads), turn.n_heads, n_stored // 2, d, at(turn.q_norm), at(turn.k_norm), turn.eps,
-            at(turn.cos), at(turn.sin), at(place.memory), at(place.slots),
+        rows, (_, n_stored, d), n_q = stream.read, place.memory.shape, turn.n_heads
+        assert rows.width == weight.width, (rows.width, weight.width)
+        heads = torch.empty(rows.n_rows, n_q + n_stored, d)
+        self._library.read_heads(
+            weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), n_q, n_stored // 2, d, at(turn.q_norm),
+            at(turn.k_norm), turn.eps, at(turn.cos), at(turn.sin), at(place.memory), at(place.slots),
+            heads.data_ptr(),
         )  # fmt: skip
-        return heads[:, : turn.n_heads]
+        return heads.narrow(1, 0, n_q)
 
-    def read_gated(self, stream: Stream, weight: CPUWeight[R], bias: Tensor | None) -> Tensor:
+    def read_gated(self, stream: Stream, weight: CPUWeight, bias: Tensor | None) -> Tensor:
         """See Products."""
-        both = weight.multiply(stream.read, bias, None)
-        gated = both.new_empty(len(both), weight.n_out // 2)
-        self._library.gate(at(both), len(both), gated.shape[1], at(gated))
+        rows = stream.read
+        assert rows.width == weight.width, (rows.width, weight.width)
+        gated = torch.empty(rows.n_rows, weight.n_out // 2)
+        self._library.read_gated(
+            weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), gated.data_ptr()
+        )  # fmt: skip
         return gated
 
     def write(
-        self, stream: Stream, y: Tensor, weight: CPUWeight[R], bias: Tensor | None, norm: Tensor, eps: float
+        self, stream: Stream, y: Tensor, weight: CPUWeight, bias: Tensor | None, norm: Tensor, eps: float
     ) -> Stream:
         """See Products."""
-        return self.begin(weight.multiply(self._kind.rows(y.contiguous()), bias, stream.x), norm, eps)
-
-
-@dataclass(frozen=True)
-class Rounded:
-    """Rows of int8 steps, each on a scale of its own."""
-
-    steps: Tensor  # [T, width] int16: they are widened before they are multiplied, and few
-    scales: Tensor  # [T] float32
+        (n_rows, n_in), n_out, y = y.shape, weight.n_out, y.contiguous()
+        assert wide(n_in) == weight.width, (n_in, weight.width)
+        x, rows = torch.empty(n_rows, n_out), self._rows(n_rows, n_out)
+        self._library.write_rows(
+            weight.address, at(y), n_rows, at(bias), at(stream.x), at(norm), eps, mixed(n_out), rows.width,
+            x.data_ptr(), rows.at, rows.scales_at,
+        )  # fmt: skip
+        return Stream(x, rows)
 
 
 class Int8Weight:
     """A matrix of int8 steps, with a scale for each of its outputs."""
 
     def __init__(self, weight: Tensor) -> None:  # [out, in] float32
-        self.n_out = len(weight)
-        rounded = self.rows(weight.contiguous())
-        self.steps = F.pad(rounded.steps.to(torch.int8), (0, 0, 0, self.n_out % 2))  # [out, width], out made even
-        self.scales = rounded.scales  # [out]
+        (self.n_out, n_in), self.width = weight.shape, wide(weight.shape[1])
+        rounded = prepared(weight.contiguous(), self.rows(self.n_out, n_in))
+        steps = panels(rounded.values.to(torch.int8))  # [panel, PANEL, width]
+        self.steps = steps.view(len(steps), PANEL, -1, 2).transpose(1, 2).contiguous()  # [panel, width / 2, PANEL, 2]
+        self.scales = rounded.scales.clone()  # [out]
         self.n_params, self.n_bytes = weight.numel(), self.steps.numel() + 4 * self.n_out
+        self._matrix = Matrix(at(self.steps), at(self.scales), n_in, self.width, mixed(n_in), self.n_out)
+        self.address = ctypes.addressof(self._matrix)
 
     @staticmethod
-    def rows(x: Tensor, norm: Tensor | None = None, eps: float = 0.0) -> Rounded:
-        """Rows turned and rounded; see CPUWeight."""
-        (n_rows, n), width = x.shape, wide(x.shape[1])
-        rounded = Rounded(torch.empty(n_rows, width, dtype=torch.int16), torch.empty(n_rows))
-        library().round_rows(
-            at(x), n_rows, n, mixed(n), at(norm), eps, width, at(rounded.steps), at(rounded.scales)
-        )  # fmt: skip
-        return rounded
-
-    def multiply(self, rows: Rounded, bias: Tensor | None, onto: Tensor | None) -> Tensor:
+    def rows(n_rows: int, n: int) -> Rows:
         """See CPUWeight."""
-        n_rows, width = rows.steps.shape
-        assert width == self.steps.shape[1], (rows.steps.shape, self.steps.shape)
-        y = torch.empty(n_rows, self.n_out)
-        library().multiply_int8(
-            at(rows.steps), at(rows.scales), n_rows, at(self.steps), at(self.scales), width, self.n_out, at(bias),
-            at(onto), at(y),
-        )  # fmt: skip
-        return y
+        return Rows(n_rows, n, has_scales=True)
 
 
 class Float32Weight:
     """A matrix as it is."""
 
     def __init__(self, weight: Tensor) -> None:  # [out, in] float32
-        self.n_out, n_in = weight.shape
-        self.values = F.pad(weight, (0, wide(n_in) - n_in, 0, self.n_out % 2)).contiguous()  # [out, width]
+        (self.n_out, n_in), self.width = weight.shape, wide(weight.shape[1])
+        values = panels(F.pad(weight, (0, self.width - n_in)))  # [panel, PANEL, width]
+        self.values = values.transpose(1, 2).contiguous()  # [panel, width, PANEL]
         self.n_params, self.n_bytes = weight.numel(), 4 * self.values.numel()
+        self._matrix = Matrix(at(self.values), None, n_in, self.width, 1, self.n_out)
+        self.address = ctypes.addressof(self._matrix)
 
     @staticmethod
-    def rows(x: Tensor, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:  # [T, width]
+    def rows(n_rows: int, n: int) -> Rows:
         """See CPUWeight."""
-        (n_rows, n), width = x.shape, wide(x.shape[1])
-        if norm is None and width == n:
-            return x
-        y = torch.empty(n_rows, width)
-        library().norm_rows(at(x), n_rows, n, at(norm), eps, width, at(y))
-        return y
+        return Rows(n_rows, n, has_scales=False)
 
-    def multiply(self, rows: Tensor, bias: Tensor | None, onto: Tensor | None) -> Tensor:
-        """See CPUWeight."""
-        n_rows, width = rows.shape
-        assert width == self.values.shape[1], (rows.shape, self.values.shape)
-        y = torch.empty(n_rows, self.n_out)
-        library().multiply_float(
-            at(rows), n_rows, at(self.values), width, self.n_out, at(bias), at(onto), at(y)
-        )  # fmt: skip
-        return y
+
+def prepared(x: Tensor, rows: Rows, norm: Tensor | None = None, eps: float = 0.0) -> Rows:
+    """The rows, filled with x [T, n] float32, through an RMS norm [n] first if there is one."""
+    n_rows, n = x.shape
+    library().prepare_rows(
+        at(x), n_rows, n, mixed(n), at(norm), eps, rows.width, rows.at, rows.scales_at
+    )  # fmt: skip
+    return rows
+
+
+def multiply(rows: Rows, weight: CPUWeight, bias: Tensor | None) -> Tensor:
+    """rows @ W + bias: [T, out]."""
+    assert rows.width == weight.width, (rows.width, weight.width)
+    y = torch.empty(rows.n_rows, weight.n_out)
+    library().read_rows(
+        weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), None, at(y)
+    )  # fmt: skip
+    return y
+
+
+def panels(weight: Tensor) -> Tensor:  # [out, width] -> [panel, PANEL, width]
+    """A matrix as panels of outputs, with zeros after the last of them."""
+    return F.pad(weight, (0, 0, 0, -len(weight) % PANEL)).view(-1, PANEL, weight.shape[1])
 
 
 def wide(n: int) -> int:

@@ -20,18 +20,17 @@ from saguaro.errors import ConfigError
 SOURCE = Path(__file__).with_name("cpu.c")
 COMPILERS = ("gcc", "cc", "clang")
 # No -ffast-math: it would change how the whole process treats the smallest numbers.
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 
 ALONE = ["-DALONE"]  # on one thread; the name says so in the key
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
-    "round_rows": [_P, _I, _I, _I, _P, _F, _I, _P, _P],
-    "norm_rows": [_P, _I, _I, _P, _F, _I, _P],
-    "multiply_int8": [_P, _P, _I, _P, _P, _I, _I, _P, _P, _P],
-    "multiply_float": [_P, _I, _P, _I, _I, _P, _P, _P],
-    "gate": [_P, _I, _I, _P],
-    "turn_heads": [_P, _I, _I, _I, _I, _P, _P, _F, _P, _P, _P, _P],
+    "prepare_rows": [_P, _I, _I, _I, _P, _F, _I, _P, _P],
+    "read_rows": [_P, _P, _P, _I, _P, _P, _P],
+    "read_heads": [_P, _P, _P, _I, _P, _I, _I, _I, _P, _P, _F, _P, _P, _P, _P, _P],
+    "read_gated": [_P, _P, _P, _I, _P, _P],
+    "write_rows": [_P, _P, _I, _P, _P, _P, _F, _I, _I, _P, _P, _P],
     "attend": [_P, _I, _I, _I, _I, _I, _P, _P, _I, _P, _P, _P],
     "rank": [_P, _I, _I, _I, _P, _P, _P, _I, _I, _P, _P],
 }

@@ -170,7 +170,9 @@ class Layer(nn.Module):
         self, index: int, stream: Stream, turn: Turn, attention: Attention, by: Products, next_norm: Tensor
     ) -> Stream:
         """The stream after this layer; the layer after it reads it through next_norm."""
-        turn, eps = replace(turn, q_norm=self.q_norm, k_norm=self.k_norm), self.eps
+        eps = self.eps
+        if self.q_norm is not None:
+            turn = replace(turn, q_norm=self.q_norm, k_norm=self.k_norm)
         q = by.read_heads(stream, self.qkv, self.qkv_bias, turn, attention.place(index))
         stream = by.write(stream, attention.run(index, q), self.out, self.out_bias, self.norm2, eps)
         gated = by.read_gated(stream, self.gate_up, self.gate_up_bias)

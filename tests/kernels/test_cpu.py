@@ -2,8 +2,8 @@
 
 import math
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,12 +12,21 @@ from torch import Tensor
 
 from saguaro.errors import ConfigError
 from saguaro.kernels import cpu, native
-from saguaro.kernels.cpu import CPUProducts, CPUWeight, Float32Weight, Int8Weight, mixed
+from saguaro.kernels.cpu import CPUProducts, CPUWeight, Float32Weight, Int8Weight, Rows, mixed, multiply, prepared
 from saguaro.kernels.native import at, library
 from saguaro.model.transformer import TORCH, Place, Stream, Turn
 
 EPS = 1e-5
+Threads = Callable[[int], None]
 SHAPES = [(64, 96), (576, 960), (99, 33), (160, 7), (1, 1)]  # inputs, outputs
+
+
+@pytest.fixture
+def threads() -> Iterator[Threads]:
+    """Sets how many threads compute, until the test ends."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -36,6 +45,10 @@ def turned(x: Tensor) -> Tensor:  # [T, n]
     return (x.reshape(-1, size) @ hadamard(size)).view_as(x)
 
 
+def rounded(x: Tensor, norm: Tensor | None = None) -> Rows:
+    return prepared(x, Int8Weight.rows(*x.shape), norm, EPS)
+
+
 def heavy(x: Tensor) -> Tensor:
     """The same with one input far larger than the others."""
     x = x.clone()
@@ -43,18 +56,18 @@ def heavy(x: Tensor) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("n", [64, 576, 99, 1])
+@pytest.mark.parametrize("n", [64, 576, 1536, 99, 20, 8, 1])
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_rows_are_turned_and_rounded(n: int, has_norm: bool) -> None:
     x, norm = draw(5, n), 1 + draw(n, seed=1) / 4
-    rounded = Int8Weight.rows(x, norm, EPS) if has_norm else Int8Weight.rows(x)
+    found = rounded(x, norm if has_norm else None)
     expected = turned(F.rms_norm(x, (n,), norm, EPS) if has_norm else x)
     scales = expected.abs().amax(1) / 127
-    torch.testing.assert_close(rounded.scales, scales, rtol=1e-5, atol=0)
+    torch.testing.assert_close(found.scales, scales, rtol=1e-5, atol=0)
     steps = expected / scales[:, None]
-    assert (rounded.steps[:, :n] - steps).abs().max() <= 0.5 + 1e-3
-    assert rounded.steps[:, :n].abs().amax(1).tolist() == [127] * 5
-    assert not rounded.steps[:, n:].any()
+    assert (found.values[:, :n] - steps).abs().max() <= 0.5 + 1e-3
+    assert found.values[:, :n].abs().amax(1).tolist() == [127] * 5
+    assert not found.values[:, n:].any()
 
 
 def test_zeros_stay_zeros_and_what_is_no_number_stays_none() -> None:
@@ -66,32 +79,34 @@ def test_zeros_stay_zeros_and_what_is_no_number_stays_none() -> None:
     assert y[1].isnan().all()
 
 
-@pytest.mark.parametrize("n_rows", [1, 2, 5, 6, 7, 13, 64])
+@pytest.mark.parametrize("n_rows", [*range(1, 15), 64])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_are_exact_sums(shape: tuple[int, int], n_rows: int) -> None:
     n_in, n_out = shape
-    weight, rows, bias = Int8Weight(draw(n_out, n_in)), Int8Weight.rows(draw(n_rows, n_in, seed=1)), draw(n_out, seed=2)
-    onto = draw(n_rows, n_out, seed=3)
-    sums = rows.steps.long() @ weight.steps[:n_out].long().t()
-    expected = onto + (sums.float() * (rows.scales[:, None] * weight.scales) + bias)
-    torch.testing.assert_close(weight.multiply(rows, bias, onto), expected, rtol=1e-6, atol=1e-6)
+    matrix, x, bias = draw(n_out, n_in), draw(n_rows, n_in, seed=1), draw(n_out, seed=2)
+    steps, rows = rounded(matrix), rounded(x)
+    sums = rows.values.long() @ steps.values.long().t()
+    expected = sums.float() * (rows.scales[:, None] * steps.scales) + bias
+    torch.testing.assert_close(multiply(rows, Int8Weight(matrix), bias), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "error"), [(Int8Weight, 0.03), (Float32Weight, 1e-6)])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("n_rows", [1, 4, 9])
-def test_products_are_near_torchs(
-    shape: tuple[int, int], kind: type[CPUWeight[Any]], error: float, n_rows: int
-) -> None:
+@pytest.mark.parametrize("n_rows", [*range(1, 15)])
+def test_products_are_near_torchs(shape: tuple[int, int], kind: type[CPUWeight], error: float, n_rows: int) -> None:
     (n_in, n_out), by = shape, CPUProducts(kind)
     matrix, x, norm = draw(n_out, n_in), heavy(draw(n_rows, n_in, seed=1)), 1 + draw(n_in, seed=2) / 4
     bias, back, onto = draw(n_out, seed=3), draw(n_in, n_out, seed=4), draw(n_rows, n_in, seed=5)
     exact = TORCH.read(TORCH.begin(x, norm, EPS), matrix.t(), bias, torch.float32)
     found = by.read(by.begin(x, norm, EPS), kind(matrix), bias, torch.float32)
     assert (found - exact).norm() <= error * exact.norm()
-    written = by.write(Stream(onto, None), exact, kind(back), None, norm, EPS).x
-    expected = TORCH.write(Stream(onto, None), exact, back.t(), None, norm, EPS).x
-    assert (written - expected).norm() <= error * expected.norm()
+    write_bias = draw(n_in, seed=6)
+    written = by.write(Stream(onto, None), exact, kind(back), write_bias, norm, EPS)
+    expected = TORCH.write(Stream(onto, None), exact, back.t(), write_bias, norm, EPS).x
+    assert (written.x - expected).norm() <= error * expected.norm()
+    again = by.begin(written.x, norm, EPS).read
+    assert torch.equal(written.read.values, again.values)
+    assert torch.equal(written.read.scales, again.scales)
 
 
 def test_an_input_far_larger_than_the_others_does_not_spoil_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,18 +115,26 @@ def test_an_input_far_larger_than_the_others_does_not_spoil_them(monkeypatch: py
     errors = []
     for most in (128, 1):
         monkeypatch.setattr(cpu, "MOST_MIXED", most)
-        found = Int8Weight(matrix).multiply(Int8Weight.rows(x), None, None)
+        found = multiply(rounded(x), Int8Weight(matrix), None)
         errors.append(float((found - x @ matrix.t()).norm()))
     assert errors[0] < errors[1] / 3
 
 
 @pytest.mark.parametrize("n", [64, 1536, 33])
-def test_gates(n: int) -> None:
-    both = draw(3, 2 * n) * 20
-    found = torch.empty(3, n)
-    library().gate(at(both), 3, n, at(found))
-    gate, up = both.chunk(2, 1)
-    torch.testing.assert_close(found, F.silu(gate) * up, rtol=2e-6, atol=1e-6)
+@pytest.mark.parametrize("kind", [Int8Weight, Float32Weight])
+def test_gates(n: int, kind: type[CPUWeight]) -> None:
+    by, weight, bias = CPUProducts(kind), kind(draw(2 * n, 32) * 4), draw(2 * n, seed=1)
+    stream = by.begin(draw(3, 32, seed=2), torch.ones(32), EPS)
+    gate, up = by.read(stream, weight, bias, torch.float32).chunk(2, 1)
+    torch.testing.assert_close(by.read_gated(stream, weight, bias), F.silu(gate) * up, rtol=2e-6, atol=1e-6)
+
+
+def test_gates_far_from_zero() -> None:
+    """Where e^gate is beyond float32, on either side."""
+    by, gates = CPUProducts(Float32Weight), torch.tensor([-1e4, -104.0, -89.0, -88.0, 88.0, 89.0, 1e4])
+    weight, stream = Float32Weight(torch.zeros(14, 32)), by.begin(draw(1, 32), torch.ones(32), EPS)
+    found = by.read_gated(stream, weight, torch.cat((gates, torch.ones(7))))
+    torch.testing.assert_close(found[0], F.silu(gates), rtol=2e-6, atol=1e-30)
 
 
 @pytest.mark.parametrize("has_norm", [False, True])
@@ -132,50 +155,75 @@ def test_heads_are_turned_and_stored(has_norm: bool) -> None:
     assert memory[[1, 2, 4, 6, 7]].isnan().all()
 
 
-@pytest.mark.parametrize(("n_q", "n_kv", "d"), [(4, 2, 16), (9, 3, 64), (4, 4, 24), (2, 1, 128)])
-def test_attention(n_q: int, n_kv: int, d: int) -> None:
-    """Two texts scattered over a memory that is NaN elsewhere."""
-    memory = torch.full((64, 2 * n_kv, d), math.nan)
-    places = torch.randperm(64, generator=torch.Generator().manual_seed(1))
-    slots = torch.stack((places[:21], torch.cat((places[21:34], places[:8]))))
-    memory[places[:34]] = draw(34, 2 * n_kv, d)
-    text, seen = torch.tensor([0, 0, 0, 1]).int(), torch.tensor([19, 20, 21, 13]).int()
-    slots = slots.int()
-    wide = draw(4, n_q + 2, d, seed=2)  # queries are the first heads of a wider tensor
-    found = torch.empty(4, n_q * d)
+HEADS = [(4, 2, 16), (9, 3, 64), (4, 4, 24), (2, 1, 128), (8, 1, 8), (7, 1, 40), (16, 2, 96)]  # of queries, of keys, d
+TEXT, SEEN = torch.tensor([0, 0, 0, 1]).int(), torch.tensor([19, 20, 21, 13]).int()
+
+
+def attended(q: Tensor, memory: Tensor, slots: Tensor, text: Tensor, seen: Tensor) -> Tensor:  # q [T, n_q + 2, d]
+    n_tokens, n_q, d = len(q), q.shape[1] - 2, q.shape[2]
+    found = torch.empty(n_tokens, n_q * d)
     library().attend(
-        wide.data_ptr(), wide.stride(0), 4, n_q, n_kv, d, at(memory), at(slots), 21, at(text),
+        at(q), q.stride(0), n_tokens, n_q, memory.shape[1] // 2, d, at(memory), at(slots), slots.shape[1], at(text),
         at(seen), at(found),
     )  # fmt: skip
+    return found
+
+
+def texts(n_q: int, n_kv: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries of four tokens, and two texts scattered over a memory that is NaN elsewhere."""
+    memory = torch.full((64, 2 * n_kv, d), math.nan)
+    places = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+    slots = torch.stack((places[:21], torch.cat((places[21:34], places[:8])))).int()
+    memory[places[:34]] = draw(34, 2 * n_kv, d)
+    return draw(4, n_q + 2, d, seed=2), memory, slots  # queries are the first heads of a wider tensor
+
+
+@pytest.mark.parametrize(("n_q", "n_kv", "d"), HEADS)
+def test_attention(n_q: int, n_kv: int, d: int) -> None:
+    q, memory, slots = texts(n_q, n_kv, d)
+    found = attended(q, memory, slots, TEXT, SEEN)
     for token in range(4):
-        kv = memory[slots[text[token]][: int(seen[token])]].transpose(0, 1)[None]  # [1, 2 * n_kv, keys, d]
-        q = wide[token, :n_q][None, :, None]
-        expected = F.scaled_dot_product_attention(q, kv[:, :n_kv], kv[:, n_kv:], enable_gqa=True)
+        kv = memory[slots[TEXT[token]][: int(SEEN[token])]].transpose(0, 1)[None]  # [1, 2 * n_kv, keys, d]
+        expected = F.scaled_dot_product_attention(
+            q[token, :n_q][None, :, None], kv[:, :n_kv], kv[:, n_kv:], enable_gqa=True
+        )
         torch.testing.assert_close(found[token], expected.flatten(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("n_q", "n_kv", "d"), HEADS)
+@pytest.mark.parametrize("n_threads", [1, 2, 4])
+def test_queries_do_not_see_one_another(n_q: int, n_kv: int, d: int, n_threads: int, threads: Threads) -> None:
+    """To the bit: alone, among others, by one thread or several, which share heads otherwise."""
+    q, memory, slots = texts(n_q, n_kv, d)
+    together = attended(q, memory, slots, TEXT, SEEN)
+    threads(n_threads)
+    for token in range(4):
+        one = slice(token, token + 1)
+        assert torch.equal(attended(q[one], memory, slots, TEXT[one], SEEN[one])[0], together[token])
+
+
 @pytest.mark.parametrize("kind", [Int8Weight, Float32Weight])
-def test_rows_do_not_see_one_another(kind: type[CPUWeight[Any]]) -> None:
+@pytest.mark.parametrize("shape", [(576, 97), (1536, 576), (99, 33)], ids=str)
+def test_rows_do_not_see_one_another(kind: type[CPUWeight], shape: tuple[int, int]) -> None:
     """To the bit: alone, among others, in another place."""
-    by, weight, norm = CPUProducts(kind), kind(draw(97, 576)), 1 + draw(576, seed=1) / 4
-    x = draw(70, 576, seed=2)
+    n_in, n_out = shape
+    by, weight, norm = CPUProducts(kind), kind(draw(n_out, n_in)), 1 + draw(n_in, seed=1) / 4
+    x = draw(70, n_in, seed=2)
     together = by.read(by.begin(x, norm, EPS), weight, None, torch.float32)
-    for start, stop in [(0, 1), (69, 70), (3, 8), (10, 16), (1, 70)]:
+    for start, stop in [(0, 1), (69, 70), (3, 8), (10, 16), (1, 70), *((2, 2 + n) for n in range(1, 15))]:
         apart = by.read(by.begin(x[start:stop], norm, EPS), weight, None, torch.float32)
         assert torch.equal(apart, together[start:stop])
 
 
 @pytest.mark.parametrize("kind", [Int8Weight, Float32Weight])
-def test_threads_do_not_matter(kind: type[CPUWeight[Any]]) -> None:
-    weight, rows = kind(draw(960, 576)), kind.rows(draw(5, 576, seed=1))
-    before, found = torch.get_num_threads(), []
-    try:
-        for n in (1, 2):
-            torch.set_num_threads(n)
-            found.append(weight.multiply(rows, None, None))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(*found)
+def test_threads_do_not_matter(kind: type[CPUWeight], threads: Threads) -> None:
+    matrix, x, norm, found = draw(576, 960), draw(5, 960, seed=1), torch.ones(576), []
+    onto, by, weight = draw(5, 576, seed=2), CPUProducts(kind), kind(matrix)
+    for n in (1, 2):
+        threads(n)
+        found.append(by.write(Stream(onto, None), x, weight, None, norm, EPS))
+    assert torch.equal(found[0].x, found[1].x)
+    assert torch.equal(found[0].read.values, found[1].read.values)
 
 
 class TestLibrary:
@@ -208,10 +256,8 @@ class TestLibrary:
         copy.write_bytes(native.SOURCE.read_bytes())
         monkeypatch.setattr(native, "SOURCE", copy)
         monkeypatch.setattr(native, "COMPILERS", ("clang",))
-        weight, rows = Int8Weight(draw(960, 576)), Int8Weight.rows(draw(5, 576, seed=1))
-        sums = rows.steps.long() @ weight.steps.long().t()
-        expected = sums.float() * (rows.scales[:, None] * weight.scales)
-        torch.testing.assert_close(weight.multiply(rows, None, None), expected, rtol=1e-6, atol=1e-6)
+        test_products_are_exact_sums((576, 960), 5)
+        test_attention(9, 3, 64)
 
     def test_it_is_compiled_once(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         copy = tmp_path / "cpu.c"
@@ -229,6 +275,6 @@ class TestLibrary:
         copy.write_bytes(native.SOURCE.read_bytes())
         (tmp_path / "__pycache__").write_text("no folder")
         monkeypatch.setattr(native, "SOURCE", copy)
-        both, found = draw(1, 2), torch.empty(1, 1)
-        library().gate(at(both), 1, 1, at(found))
-        torch.testing.assert_close(found[0, 0], F.silu(both[0, 0]) * both[0, 1])
+        x, found = draw(1, 32), torch.empty(1, 32)
+        library().prepare_rows(at(x), 1, 32, 1, None, EPS, 32, at(found), None)
+        assert torch.equal(found, x)
