@@ -223,7 +223,8 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def branch(self, rows: Sequence[Row], planned: Planned, is_late: Callable[[], bool]) -> int:
-        """Draft after every planned outcome: K tokens each and one step more, for the candidates after the last."""
+        """Draft K tokens after every planned outcome. What comes after the last is left to look_ahead, for the one
+        branch that is adopted."""
         by_slot = {row.slot: row for row in rows}
         forks, befores, requests = [], [], []
         for slot, outcomes in groupby(planned.outcomes(), key=itemgetter(0)):
@@ -244,16 +245,13 @@ class ModelDrafter:
         )
         names = [self._guess.start() for _ in befores]
         self._branches = found
-        for step in range(self._lookahead + 1):
+        for step in range(self._lookahead):
             self.attention.advance(step)
             logits = self._model.logits(self._model(tokens, positions + step, self.attention))
-            is_last = step == self._lookahead
-            guess = self._guess(logits, list(zip(requests, befores, strict=True)), None if is_last else names)
+            guess = self._guess(logits, list(zip(requests, befores, strict=True)), names)
             width = guess.candidates.shape[1]
             found.candidates[:, step, :width], found.scores[:, step, :width] = guess.candidates, guess.scores
             found.n_own = step + 1
-            if is_last:
-                break
             tokens = guess.token
             for before, drafted, token in zip(befores, found.tokens, tokens.tolist(), strict=True):
                 before.append(token)

@@ -224,7 +224,8 @@ class Transformer(nn.Module):
         said = by.read(stream, self.head, None, torch.float32)
         if self.token_map is None:
             return said
-        return said.new_full((len(said), self.spec.n_vocab), float("-inf")).index_copy_(1, self.token_map, said)
+        full = said.new_full((len(said), self.spec.n_vocab), float("-inf"))
+        return full.scatter_(1, self.token_map.expand(said.shape), said)  # a third of index_copy_'s time on a CPU
 
     def without(self, dropped: Sequence[int]) -> "Transformer":
         """The same model without some layers; every weight is shared."""

@@ -18,6 +18,7 @@ from saguaro.engine.graphed import GraphVerifier
 from saguaro.engine.graphs import BUCKETS, bucket
 from saguaro.engine.kv import KVCache, KVPlan, plan_kv
 from saguaro.engine.pages import PagePool
+from saguaro.engine.placed import Placed
 from saguaro.engine.placement import Placement, split_cores, usable_cores
 from saguaro.engine.rules import Rejection, SharedNoise
 from saguaro.engine.runner import make_runner
@@ -55,7 +56,6 @@ class Parts:
     pool: PagePool
     scheduler: Scheduler
     round: Round
-    placement: Placement
     memory: dict[str, int]  # bytes
     seconds: dict[str, float]
 
@@ -69,7 +69,6 @@ class Assembly:
     config: EngineConfig
     given: Transformer | None = None  # a draft in this process, in place of what the config names
     method: Method = field(init=False)
-    placement: Placement = field(default_factory=Placement)
 
     def __post_init__(self) -> None:
         self.method = choose_method(self.config)
@@ -97,8 +96,7 @@ class Assembly:
         )
         try:
             with self._timed("memory"):
-                verifier = self._verifier(kv, scheduler.lookahead)
-                link = self._link(kv, draft)
+                verifier, link = self._verifier(kv, scheduler.lookahead), self._link(kv, draft)
             with self._timed("graphs"):
                 self._warm(verifier, link, progress)
         except torch.OutOfMemoryError as e:
@@ -106,6 +104,8 @@ class Assembly:
                 f"the memory of {model.device} is full: {self._taken()} ({str(e).splitlines()[0]}); lower kv_memory, "
                 "max_model_len, max_batch_rows, budget or max_batch_tokens"
             ) from e
+        if isinstance(link, Process):
+            verifier = self._placed(verifier)
         round_ = Round(scheduler, verifier, link)
         return Parts(
             method=self.method,
@@ -116,7 +116,6 @@ class Assembly:
             pool=pool,
             scheduler=scheduler,
             round=round_,
-            placement=self.placement,
             memory=self.memory,
             seconds=self.seconds,
         )
@@ -182,8 +181,7 @@ class Assembly:
         if not uses_process(self.config, self.method, config.device):
             kernels = kernels_for(torch.device(config.device))
             return Inline(draft_side(config, draft, kernels, self.grammars.start))
-        ours, theirs = split_cores(usable_cores(), self.config.draft_threads)
-        self.placement = Placement(ours, self.config.threads or len(ours))
+        _, theirs = split_cores(usable_cores(), self.config.draft_threads)
         link = Process(config, threads=self.config.draft_threads, cores=theirs, timeout=self.config.draft_timeout)
         try:
             link.wait_ready(START_SECONDS)
@@ -191,6 +189,18 @@ class Assembly:
             link.close()
             raise
         return link
+
+    def _placed(self, verifier: Verifier) -> Verifier:
+        """The verifier on cores of its own, beside a draft in another process."""
+        if verifier.runs_ahead:
+            return verifier
+        cores, threads = usable_cores(), self.config.threads
+        ours, _ = split_cores(cores, self.config.draft_threads)
+        return Placed(
+            verifier,
+            beside=Placement(ours, threads or len(ours)),
+            everywhere=Placement(frozenset(cores), threads or len(cores)),
+        )
 
     def _warm(self, verifier: Verifier, link: DraftLink, progress: Progress) -> None:
         """Capture, for every batch size, what can be captured."""

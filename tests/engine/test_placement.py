@@ -6,7 +6,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from saguaro.config import SamplingParams
+from saguaro.engine.placed import LONG, Placed
 from saguaro.engine.placement import Placement, split_cores, usable_cores
+from saguaro.engine.request import Request
+from saguaro.engine.scheduler import Batch, Row
+from saguaro.engine.verifier import Pending
+from saguaro.types import Speculation
 
 CORES = usable_cores()
 
@@ -84,3 +90,27 @@ def test_what_is_not_said_stays_as_it_is() -> None:
     with Placement(cores=frozenset(CORES[:1])):
         assert state() == (set(CORES[:1]), before[1])
     assert state() == before
+
+
+def test_long_steps_take_every_core() -> None:
+    """Where the draft has a core of its own, a prompt is read on all of them, and put back after."""
+    if len(CORES) < 2:
+        pytest.skip("one core")
+    seen: list[tuple[int, tuple[set[int], int]]] = []
+
+    class Watched:
+        runs_ahead = False
+
+        def launch(self, batch: Batch, spec: Speculation) -> Pending:
+            seen.append((sum(row.n_tokens for row in batch.rows), state()))
+            raise StopIteration
+
+    placed = Placed(Watched(), Placement(frozenset(CORES[:-1]), 1), Placement(frozenset(CORES), 2))
+    before = state()
+    for n_tokens in (1, LONG - 1, LONG, 500):
+        row = Row(Request("r", [0] * n_tokens, SamplingParams(), 0), 0, n_tokens, 0, True)
+        with pytest.raises(StopIteration):
+            placed.launch(Batch([row], [], []), Speculation.empty(1))
+        assert state() == before
+    few, many = (set(CORES[:-1]), 1), (set(CORES), 2)
+    assert seen == [(1, few), (LONG - 1, few), (LONG, many), (500, many)]
