@@ -8,13 +8,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-DRAFT  ?= drop:14
 PROMPT ?= Explain in a few sentences how a saguaro cactus survives in the desert.
 
 .PHONY: demo test clean
 
 demo: $(VENV)/.installed
-	$(BIN)/saguaro compare --prompt "$(PROMPT)" --draft $(DRAFT) --methods ngram,sd,ssd --lookahead 2 --budget 2 --prepare always --max-tokens 96
+	$(BIN)/saguaro compare --prompt "$(PROMPT)" --methods sd,ssd --lookahead 3 --link process --prepare always --temperature 0 --max-tokens 96
 
 test: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .

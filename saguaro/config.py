@@ -203,7 +203,8 @@ class EngineConfig:
     saguaro_c: float = 1.0
     """C of Saguaro sampling, under rejection: how much the draft holds back from tokens it prepares; 1 is off."""
     link: str = "auto"
-    """Where the draft runs: inline, process, or auto: a process of its own if it can prepare on a core of its own."""
+    """Where the draft runs: inline, process, or auto: a process of its own if it can prepare on a core of its own and
+    the target keeps two."""
     draft_device: str = "auto"
     """The draft's device; auto: the target's."""
     draft_threads: int = 1
@@ -284,7 +285,7 @@ class DraftConfig:
     verification: str
     """shared or rejection."""
     prepare: str = "always"
-    """When they are: always or measured (saguaro.methods)."""
+    """When they are: always, measured or never (saguaro.methods)."""
     lookahead: int
     """K."""
     budget: int

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from saguaro.config import DraftConfig
-from saguaro.draft.economy import Economy, Lavish, Thrifty
+from saguaro.draft.economy import Economy, Idle, Lavish, Thrifty
 from saguaro.draft.fallback import Always, ByBatch, Fallback, Measured, Nobody
 from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.guess import DrawnGuess, Guesser, SharedGuess
@@ -100,7 +100,7 @@ def draft_side(
         drafter = primary = eager = _model_drafter(config, model, kernels)
         if kernels is not None and is_plain and (planner is None or planner.is_fixed):
             drafter = primary = _graph_drafter(config, model, eager, kernels)
-    economies: dict[str, Callable[[], Economy]] = {"always": Lavish, "measured": Thrifty}
+    economies: dict[str, Callable[[], Economy]] = {"always": Lavish, "measured": Thrifty, "never": Idle}
     sizes = {"lookahead": config.lookahead, "n_vocab": config.n_vocab}
     return DraftSide(drafter, planner, _fallback(config, primary), economies[config.prepare](), start=start, **sizes)
 

@@ -63,6 +63,17 @@ class Lavish:
         """Nothing to decide."""
 
 
+class Idle:
+    """Never prepares: the target's own thread would have to, and nothing would be hidden."""
+
+    def prepares(self, asked: Sequence[Row], known: Iterable[Row]) -> bool:
+        """No."""
+        return False
+
+    def learn(self, outcome: Outcome, rows: Rows) -> None:
+        """Nothing to decide."""
+
+
 class Thrifty:
     """Prepares where that pays."""
 

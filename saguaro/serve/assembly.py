@@ -180,6 +180,8 @@ class Assembly:
         config = self._draft_config(kv.n_tokens)
         if not uses_process(self.config, self.method, config.device):
             kernels = kernels_for(torch.device(config.device))
+            if config.prepare == "measured" and self.target.model.device.type == "cpu":
+                config = replace(config, prepare="never")  # it would be done in the target's own thread
             return Inline(draft_side(config, draft, kernels, self.grammars.start))
         _, theirs = split_cores(usable_cores(), self.config.draft_threads)
         link = Process(config, threads=self.config.draft_threads, cores=theirs, timeout=self.config.draft_timeout)
@@ -196,6 +198,8 @@ class Assembly:
             return verifier
         cores, threads = usable_cores(), self.config.threads
         ours, _ = split_cores(cores, self.config.draft_threads)
+        if self.method.planner == "nothing":  # the draft rests while the target works
+            ours = frozenset(cores)
         return Placed(
             verifier,
             beside=Placement(ours, threads or len(ours)),
@@ -282,14 +286,17 @@ def choose_method(config: EngineConfig) -> Method:
 
 
 def uses_process(config: EngineConfig, method: Method, device: str) -> bool:
-    """Whether the draft gets a process of its own: where it is asked for, or where it can prepare on its own cores."""
+    """Whether the draft gets a process of its own: where it is asked for, or where it can prepare on its own cores.
+
+    Of two cores the target needs both: the second makes its steps faster by more than a hidden draft saves.
+    """
     if config.link != "auto":
         return config.link == "process"
     return (
         os.name == "posix"
         and device == "cpu"
         and method.planner != "nothing"
-        and len(usable_cores()) > config.draft_threads
+        and len(usable_cores()) > config.draft_threads + 1
     )
 
 
