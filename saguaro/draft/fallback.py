@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -17,7 +18,7 @@ from saguaro.draft.rows import Proposal, Proposer, Row, Rows, Wanted
 from saguaro.types import CACHE, EMPTY, Outcome
 
 ASSUMED = 8  # misses for which it counts what the primary's other speculations are worth
-EVERY = 128  # of the decisions about a miss, one is made the other way, to keep measuring both
+EVERY = 64  # of the decisions about a miss, one is made the other way, to keep measuring both
 
 
 class Fallback(Protocol):
@@ -85,16 +86,18 @@ class Measured:
 
     def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
         """See Fallback."""
-        self._seen.draft(missed, bool(missed) and self._is_worth(len(missed), n_rows))
+        self._seen.draft(missed, bool(missed) and self._is_worth(missed, n_rows))
 
-    def _is_worth(self, n_missed: int, n_rows: int) -> bool:
+    def _is_worth(self, missed: Sequence[Wanted], n_rows: int) -> bool:
         """Whether (tokens gained) / (time waited) beats the tokens per second of the batch as it goes."""
         seen = self._seen
         if not (seen.draft_s.n and seen.verify_s.n):
             return True
-        # A few unlucky misses must not end it: until there are many they are taken for what the primary says elsewhere.
-        slow = seen.accepted_slow.mean(seen.accepted_primary.mean(1.0), weight=ASSUMED)
-        gained = n_missed * (slow - seen.accepted_fast.mean(0.0))
+        # A few unlucky misses must not end it: until there are many they are taken for what the primary says elsewhere,
+        # and what it says elsewhere, until that is much, for all that it is asked for.
+        usual = seen.accepted_primary.mean(max(n for _, n in missed), weight=ASSUMED)
+        slow = seen.accepted_slow.mean(usual, weight=ASSUMED)
+        gained = len(missed) * (slow - seen.accepted_fast.mean(0.0))
         rate = n_rows * (1 + seen.accepted.mean(0.0)) / seen.verify_s.mean(1.0)
         return gained > rate * seen.draft_s.mean(0.0)
 
@@ -115,7 +118,9 @@ class Seen:
     accepted_fast: Average = field(default_factory=Average)  # by the backup
     hit_after_hit: Average = field(default_factory=Average)
     hit_after_miss: Average = field(default_factory=Average)
-    draft_s: Average = field(default_factory=Average)  # a miss drafted by the primary
+    draft_s: Average = field(
+        default_factory=partial(Average, kept=0.9)
+    )  # a miss drafted by the primary; the first is slow
     verify_s: Average = field(default_factory=Average)  # between an answer and the next outcome
     _was_hit: WeakKeyDictionary[Row, bool] = field(default_factory=WeakKeyDictionary)
     _was_slow: dict[Row, bool] = field(default_factory=dict)  # the misses that were last drafted

@@ -33,6 +33,7 @@ from saguaro.methods import Method, draft_side, find_method
 from saguaro.model.default import Progress
 from saguaro.model.grammar import Grammars
 from saguaro.model.load import Loaded, locate
+from saguaro.model.packed import packed_in
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.model.transformer import Transformer
 from saguaro.round import Round
@@ -130,7 +131,9 @@ class Assembly:
         draft = self.given if self.given is not None else load_draft(config, self.target.model)
         shared = {p.data_ptr() for p in self.target.model.parameters()}
         own = [p for p in draft.parameters() if p.data_ptr() not in shared]
-        self.memory["draft weights"] = sum(p.numel() * p.element_size() for p in own)
+        packed = [] if draft.head is self.target.model.head else packed_in(draft)
+        plain_bytes = sum(p.numel() * p.element_size() for p in own)
+        self.memory["draft weights"] = plain_bytes + sum(weight.n_bytes for weight in packed)
         return draft
 
     def _plan(self, draft: Transformer | None) -> KVPlan:
