@@ -11,6 +11,7 @@ from pathlib import Path
 
 from saguaro.config import DraftConfig
 from saguaro.draft.economy import Economy, Idle, Lavish, Thrifty
+from saguaro.draft.elastic import Elastic
 from saguaro.draft.fallback import Always, ByBatch, Fallback, Measured, Nobody
 from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.guess import DrawnGuess, Guesser, SharedGuess
@@ -132,6 +133,7 @@ def _fallback(config: DraftConfig, primary: Proposer) -> Fallback:
         "ngram": lambda: Always(Ngram()),
         "random": lambda: Always(RandomTokens(config.n_vocab)),
         "batch": lambda: ByBatch(primary, Ngram()),
-        "measured": lambda: Measured(primary, Ngram()),
+        # captured, all steps of a speculation take their time whatever was asked for
+        "measured": lambda: (Elastic if isinstance(primary, ModelDrafter) else Measured)(primary, Ngram()),
     }
     return parts[config.fallback]()
