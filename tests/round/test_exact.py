@@ -18,7 +18,8 @@ from saguaro.algo import sampling
 from saguaro.algo.planning import Ahead, Planned
 from saguaro.config import FALLBACKS
 from saguaro.draft import rows
-from saguaro.draft.fallback import ByBatch, Measured
+from saguaro.draft.elastic import Elastic
+from saguaro.draft.fallback import ByBatch
 from saguaro.draft.guess import DrawnGuess, Guess
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.ngram import Ngram
@@ -134,12 +135,21 @@ def test_every_fallback(fallback: str, rule: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("fallback", ["batch", "measured"])
 def test_whoever_is_worth_the_wait(fallback: str, first: bool, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decision goes this way and that within one text."""
-    decisions: defaultdict[ByBatch | Measured, Iterator[bool]] = defaultdict(lambda: cycle([first, not first]))
-    monkeypatch.setattr(Measured, "_is_worth", lambda self, n_missed, n_rows: next(decisions[self]))
+    decisions: defaultdict[ByBatch | Elastic, Iterator[bool]] = defaultdict(lambda: cycle([first, not first]))
+    monkeypatch.setattr(Elastic, "_best", lambda self, n_missed, n_rows, room: room * next(decisions[self]))
     monkeypatch.setattr(ByBatch, "critical", property(lambda self: 99.0 * next(decisions[self])))
     monkeypatch.setattr(Ngram.__init__, "__defaults__", SHORT_RUNS)
     found = check(Setting(under(rule, "amusd", fallback=fallback), TARGET, DRAFT, max_tokens=LENGTH))
     assert found.sources["ngram"] > 0
+    assert found.sources["draft"] > 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_speculations_of_any_length(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drafted just in time is as long as pays: one token, two, none, within one text."""
+    lengths: defaultdict[Elastic, Iterator[int]] = defaultdict(lambda: cycle([1, 2, 0]))
+    monkeypatch.setattr(Elastic, "_best", lambda self, n_missed, n_rows, room: min(room, next(lengths[self])))
+    found = check(Setting(under(rule, "sd", fallback="measured"), TARGET, SURER, 2, max_tokens=LENGTH))
     assert found.sources["draft"] > 0
 
 

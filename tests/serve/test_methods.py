@@ -10,7 +10,7 @@ import torch
 
 from saguaro import LLM, SamplingParams
 from saguaro.config import EngineConfig
-from saguaro.draft.economy import Lavish, Thrifty
+from saguaro.draft.economy import Idle, Lavish
 from saguaro.draft.model import ModelDrafter
 from saguaro.engine.pages import PageTable
 from saguaro.errors import ConfigError, ModelNotFound, SaguaroError, TokenizerMismatch
@@ -451,8 +451,8 @@ def test_the_method_of_a_config(llm: LLM, settings: dict[str, str], method: str)
     assert made.generate("the", GREEDY)[0].token_ids == llm.generate("the", GREEDY)[0].token_ids
 
 
-@pytest.mark.parametrize(("prepare", "economy"), [("auto", Thrifty), ("always", Lavish)])
-def test_only_ssd_asks_whether_preparing_pays(llm: LLM, prepare: str, economy: type) -> None:
+@pytest.mark.parametrize(("prepare", "economy"), [("auto", Idle), ("always", Lavish)])
+def test_in_the_targets_own_thread_ssd_prepares_only_if_told(llm: LLM, prepare: str, economy: type) -> None:
     for method in PREPARING:
         made = llm.sibling(method=method, draft="drop:2", prepare=prepare, **SIZES)
         link = made.engine.round.draft

@@ -1,0 +1,12 @@
+"""Exhaustive tests play a path again and again: whatever is decided by the clock must be decided alike each time."""
+
+from itertools import count
+
+import pytest
+
+from saguaro.draft import elastic
+
+
+@pytest.fixture(autouse=True)
+def _every_look_at_the_clock_takes_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "now", count().__next__)
