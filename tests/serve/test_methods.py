@@ -201,7 +201,7 @@ def test_the_first_speculation_is_prepared_while_the_prompt_is_read(
 ) -> None:
     """The draft is the target itself, so it knows the target's first token."""
     prompt = [(7 * at) % 250 for at in range(n_prompt)]
-    drafted = llm.sibling(method=method, draft=str(folder), **SIZES)
+    drafted = llm.sibling(method=method, draft=str(folder), prepare="always", **SIZES)
     deltas = list(drafted.stream(prompt, sample(max_tokens=9)))
     assert [delta.source for delta in deltas[:2]] == ["empty", "cache"]
     assert [token for delta in deltas for token in delta.token_ids] == llm.generate([prompt], sample(max_tokens=9))[
@@ -357,7 +357,7 @@ def test_a_text_longer_than_the_draft_knows(llm: LLM, tmp_path: Path, method: st
     """One prompt is too long from the start, another grows too long, and a third stays within."""
     draft = write_tiny(tmp_path, "llama", num_hidden_layers=4, max_position_embeddings=40)
     prompts: list[str | list[int]] = [list(range(60)), list(range(100, 120)), "an"]
-    drafted = llm.sibling(method=method, draft=str(draft), **SIZES)
+    drafted = llm.sibling(method=method, draft=str(draft), prepare="always", fallback="draft", **SIZES)
     events: list[RoundEvent] = []
     drafted.engine.round.observers.append(events.append)
     params = [sample(max_tokens=25), sample(max_tokens=25), sample(max_tokens=15)]
