@@ -47,7 +47,8 @@ def test_bench_as_a_user_runs_it(pair: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in ("the end", "in an inn")))
     (tmp_path / "b.txt").write_text("another\n")
     out = tmp_path / "out.json"
-    args = ["bench", *pair, "--methods", "sd,ssd,ngram", "--batch", "2", "--json", str(out), "--peer", "transformers"]
+    args = ["bench", *pair, "--methods", "sd,ssd,ngram", "--batch", "2", "--json", str(out)]
+    args += ["--prepare", "always", "--peer", "transformers"]
     args += ["--prompts", str(tmp_path / "a.jsonl"), "--prompts", str(tmp_path / "b.txt"), "--num-prompts", "9"]
     done = subprocess.run([sys.executable, "-m", "saguaro", *args], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -26,7 +26,7 @@ from tests.serve.driver import run
 N_THREADS = 1
 SHARED = [name for name, method in METHODS.items() if method.drafts and method.verification == "shared"]
 PREPARING = [name for name in SHARED if METHODS[name].planner != "nothing"]
-SIZES: dict[str, Any] = {"link": "inline", "lookahead": 3, "budget": 4}
+SIZES: dict[str, Any] = {"link": "inline", "lookahead": 3, "budget": 4, "prepare": "always"}
 PROMPTS: list[str | list[int]] = ["the end", "in an other", [104, 105], "an"]
 
 
@@ -201,7 +201,7 @@ def test_the_first_speculation_is_prepared_while_the_prompt_is_read(
 ) -> None:
     """The draft is the target itself, so it knows the target's first token."""
     prompt = [(7 * at) % 250 for at in range(n_prompt)]
-    drafted = llm.sibling(method=method, draft=str(folder), prepare="always", **SIZES)
+    drafted = llm.sibling(method=method, draft=str(folder), **SIZES)
     deltas = list(drafted.stream(prompt, sample(max_tokens=9)))
     assert [delta.source for delta in deltas[:2]] == ["empty", "cache"]
     assert [token for delta in deltas for token in delta.token_ids] == llm.generate([prompt], sample(max_tokens=9))[
@@ -357,7 +357,7 @@ def test_a_text_longer_than_the_draft_knows(llm: LLM, tmp_path: Path, method: st
     """One prompt is too long from the start, another grows too long, and a third stays within."""
     draft = write_tiny(tmp_path, "llama", num_hidden_layers=4, max_position_embeddings=40)
     prompts: list[str | list[int]] = [list(range(60)), list(range(100, 120)), "an"]
-    drafted = llm.sibling(method=method, draft=str(draft), prepare="always", fallback="draft", **SIZES)
+    drafted = llm.sibling(method=method, draft=str(draft), fallback="draft", **SIZES)
     events: list[RoundEvent] = []
     drafted.engine.round.observers.append(events.append)
     params = [sample(max_tokens=25), sample(max_tokens=25), sample(max_tokens=15)]
@@ -445,7 +445,7 @@ def test_only_requests_that_want_it_are_speculated(llm: LLM, folder: Path) -> No
 def test_the_method_of_a_config(llm: LLM, settings: dict[str, str], method: str) -> None:
     chosen = choose_method(EngineConfig(**settings))  # type: ignore[arg-type]
     assert chosen.name == method
-    made = llm.sibling(**{**SIZES, **settings})
+    made = llm.sibling(**{**SIZES, "prepare": "auto", **settings})
     assert made.engine.method == chosen
     assert made.engine.scheduler.lookahead == (3 if chosen.drafts else 0)
     assert made.generate("the", GREEDY)[0].token_ids == llm.generate("the", GREEDY)[0].token_ids
@@ -454,7 +454,7 @@ def test_the_method_of_a_config(llm: LLM, settings: dict[str, str], method: str)
 @pytest.mark.parametrize(("prepare", "economy"), [("auto", Idle), ("always", Lavish)])
 def test_in_the_targets_own_thread_ssd_prepares_only_if_told(llm: LLM, prepare: str, economy: type) -> None:
     for method in PREPARING:
-        made = llm.sibling(method=method, draft="drop:2", prepare=prepare, **SIZES)
+        made = llm.sibling(method=method, draft="drop:2", **{**SIZES, "prepare": prepare})
         link = made.engine.round.draft
         assert isinstance(link, Inline)
         assert type(link.side.economy) is (economy if method == "ssd" else Lavish)
