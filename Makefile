@@ -8,12 +8,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-PROMPT ?= Explain in a few sentences how a saguaro cactus survives in the desert.
+PROMPT ?= A shop sells pens at 3 dollars each and notebooks at 7 dollars. How much do 4 pens and 2 notebooks cost?
 
 .PHONY: demo test clean
 
 demo: $(VENV)/.installed
-	$(BIN)/saguaro compare --prompt "$(PROMPT)" --methods sd,ssd --lookahead 3 --link process --prepare always --temperature 0 --max-tokens 96
+	$(BIN)/saguaro compare --prompt "$(PROMPT)" --methods sd,ssd --lookahead 3 --link process --prepare always --temperature 0 --max-tokens 128
 
 test: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .

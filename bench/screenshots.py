@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 from bench.overhead import PROMPT, serving
 from saguaro.errors import ConfigError
 
-FLAGS = ["--prepare", "always", "--fallback", "draft"]
+FLAGS = ["--link", "process", "--prepare", "always", "--fallback", "draft"]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 # No sandbox: this may run as root in a container; the page is our own.
 BROWSER_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
