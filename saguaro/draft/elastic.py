@@ -26,9 +26,7 @@ class Elastic:
 
     def __init__(self, primary: Proposer, backup: Proposer) -> None:
         self._primary, self._backup = primary, backup
-        self._stands: list[
-            Average
-        ] = []  # by position: 1 for a token that stood where all before it did, 0 for one that fell
+        self._stands: list[Average] = []  # by position: how often a token stood where all before it did
         self._by_backup = Average()  # tokens that stood of a speculation of the backup's
         self._step_s = Average(kept=0.9)  # of the primary; the first are slow
         self._verify_s = Average()  # between an answer and the next outcome

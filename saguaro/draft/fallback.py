@@ -118,9 +118,7 @@ class Seen:
     accepted_fast: Average = field(default_factory=Average)  # by the backup
     hit_after_hit: Average = field(default_factory=Average)
     hit_after_miss: Average = field(default_factory=Average)
-    draft_s: Average = field(
-        default_factory=partial(Average, kept=0.9)
-    )  # a miss drafted by the primary; the first is slow
+    draft_s: Average = field(default_factory=partial(Average, kept=0.9))  # a miss drafted by the primary; at first slow
     verify_s: Average = field(default_factory=Average)  # between an answer and the next outcome
     _was_hit: WeakKeyDictionary[Row, bool] = field(default_factory=WeakKeyDictionary)
     _was_slow: dict[Row, bool] = field(default_factory=dict)  # the misses that were last drafted
