@@ -100,7 +100,7 @@ def make(command: cli.Distill, recipe: Recipe, prompts: Sequence[str], record: "
 def write_texts(
     command: cli.Distill, recipe: Recipe, prompts: Sequence[str], record: "Record", progress: Progress
 ) -> tuple[Transformer, Corpus, frozenset[int]]:
-    """The target, its texts, and the tokens that end one."""
+    """The target, its texts, and the tokens that end one; sizes that cannot be are refused before any is written."""
     work, n_shard = command.out / "work", 4 * command.batch_rows
     with load_target(command, progress, method="ar") as llm:
         ends = llm.engine.eos_ids
