@@ -1,14 +1,20 @@
 """Prompts that the target writes itself: what it says where a user's message would stand.
 
 A model that was taught conversations knows what people ask. Given the beginning of one, up to the first message, it
-goes on as the user (Xu et al., 2024, call this Magpie).
+goes on as the user (Xu et al., 2024, call this Magpie). Left alone it asks much the same, so of every four
+messages three have their first words given, of many kinds in turn.
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
+from saguaro.distill.beginnings import BEGINNINGS
 from saguaro.distill.corpus import Corpus
 from saguaro.distill.sample import Plan, Target, extend
 from saguaro.model.default import Progress
+from saguaro.model.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 STAGE = "letting the target ask"
 TEMPERATURES = (0.7, 1.0)  # in turn: usual questions, and odd ones
@@ -26,14 +32,21 @@ def ask(
 ) -> list[str]:
     """The questions among n messages of the target: those that ended, each once; corpus keeps all of them."""
     tokenizer, ends = llm.engine.tokenizer, llm.engine.eos_ids
-    plan = Plan([tokenizer.encode_opening()], MOST_TOKENS, TEMPERATURES, seed)
-    extend(llm, plan, corpus, n, n_shard, lambda done, total: progress(STAGE, done, total))
-    messages = [text.continuation for text, _ in zip(corpus, range(n), strict=False)]
+    opening = tokenizer.encode_opening()
+    extend(llm, messages_of(tokenizer, seed), corpus, n, n_shard, lambda done, total: progress(STAGE, done, total))
+    messages = [text.tokens[len(opening) :] for text, _ in zip(corpus, range(n), strict=False)]
     said = [tokenizer.decode(message).strip() for message in messages if message[-1] in ends]
     return list(dict.fromkeys(question for question in said if question))
 
 
-def spread(one: Sequence[str], other: Sequence[str]) -> list[str]:
+def messages_of(tokenizer: Tokenizer, seed: int) -> Plan:
+    """How the messages are made: prompts are conversations up to the first message, or up to its first words."""
+    opening = tokenizer.encode_opening()
+    begun = [[*opening, *tokenizer.encode(words, special=False)] for words in BEGINNINGS]
+    return Plan(spread([opening] * (len(begun) // 3), begun), MOST_TOKENS, TEMPERATURES, seed)
+
+
+def spread(one: Sequence[T], other: Sequence[T]) -> list[T]:
     """Both, each evenly over the whole.
 
     >>> "".join(spread("aaaaaa", "bbb"))

@@ -234,10 +234,13 @@ class Distill:
     """Temperatures the texts are sampled at, in turn."""
     chat: bool = True
     """Treat each prompt as a user's message, through the target's chat template."""
-    layers: int = 3
-    """Layers of the draft: the target's first, last and some between, to begin with."""
-    head: int = 8192
-    """Tokens the draft can say: those the target says most often."""
+    start: str | None = None
+    """A draft of this target to go on from, with its layers and its head: a folder, or `default` for the one of the
+    default model."""
+    layers: int | None = None
+    """Layers of the draft: the target's first, last and some between, to begin with; 3 if not given."""
+    head: int | None = None
+    """Tokens the draft can say: those the target says most often; 8192 if not given."""
     stored: Literal["half", "int8"] = "half"
     """How its weights are stored: in half precision, or as int8 rows, half as large."""
     evaluate: int = 16

@@ -29,8 +29,8 @@ from saguaro.distill.seeds import MOST_PROMPTS, seed_prompts
 from saguaro.distill.student import make_student, pick_layers, save_student
 from saguaro.distill.train import train
 from saguaro.errors import ConfigError
-from saguaro.model.default import Progress
-from saguaro.model.load import Loaded, load
+from saguaro.model.default import DRAFT, Progress
+from saguaro.model.load import Loaded, borrows, load, load_borrower
 from saguaro.model.transformer import Transformer
 from saguaro.model.weights import write_whole
 from saguaro.serve import cli
@@ -39,6 +39,7 @@ from saguaro.serve.metrics import Summary
 from saguaro.serve.progress import progress_bar
 from saguaro.serve.prompts import read_prompt_file
 
+LAYERS, HEAD = 3, 8192
 MOST_MEANT = 50  # steps of whose figures the mean is told, at the beginning and at the end
 
 
@@ -76,22 +77,23 @@ def load_target(command: cli.Distill, progress: Progress, **settings: Any) -> LL
 
 def make(command: cli.Distill, recipe: Recipe, prompts: Sequence[str], record: "Record", progress: Progress) -> None:
     """Sample, train and write; what cannot be is refused before that takes its time."""
-    model, corpus, ends = write_texts(command, recipe, prompts, record, progress)
+    target, corpus, ends = write_texts(command, recipe, prompts, record, progress)
     gc.collect()  # the engine's memory, for the training
     torch.cuda.empty_cache()
-    counts = corpus.counts(model.spec.n_vocab)
-    ids = frequent(counts, command.head, ends)
+    counts = corpus.counts(target.model.spec.n_vocab)
+    student = begin(command, target, counts, ends)
+    ids = student.token_map
+    assert ids is not None
     record.write(
         "texts",
         {
             "texts": len(corpus),
             "tokens": corpus.n_tokens,
             "head_rows": len(ids),
-            "share_the_head_can_say": round(float(counts[ids].sum() / counts.sum()), 4),
+            "share_the_head_can_say": round(float(counts[ids.cpu()].sum() / counts.sum()), 4),
         },
     )
-    student = make_student(model, pick_layers(model.spec.n_layers, command.layers), ids)
-    reports = train(student, model, corpus, recipe, folder=command.out / "work" / "training", progress=progress)
+    reports = train(student, target.model, corpus, recipe, folder=command.out / "work" / "training", progress=progress)
     n = max(1, min(MOST_MEANT, len(reports) // 3))
     record.write("training", {"first": _mean(reports[:n]), "last": _mean(reports[-n:])})
     save_student(student, command.out, torch.int8 if command.stored == "int8" else None)
@@ -99,14 +101,12 @@ def make(command: cli.Distill, recipe: Recipe, prompts: Sequence[str], record: "
 
 def write_texts(
     command: cli.Distill, recipe: Recipe, prompts: Sequence[str], record: "Record", progress: Progress
-) -> tuple[Transformer, Corpus, frozenset[int]]:
+) -> tuple[Loaded, Corpus, frozenset[int]]:
     """The target, its texts, and the tokens that end one; sizes that cannot be are refused before any is written."""
     work, n_shard = command.out / "work", 4 * command.batch_rows
     with load_target(command, progress, method="ar") as llm:
         ends = llm.engine.eos_ids
-        pick_layers(llm.engine.loaded.model.spec.n_layers, command.layers)
-        if command.head <= len(ends):
-            raise ConfigError(f"head is {command.head}; it must hold more than the {len(ends)} tokens that end a text")
+        check_sizes(command, llm.engine.loaded, ends)
         own: list[str] = []
         if command.questions:
             asked = Corpus(work / "questions")
@@ -128,11 +128,41 @@ def write_texts(
         return plain(llm.engine.loaded), corpus, ends
 
 
-def plain(loaded: Loaded) -> Transformer:
+def check_sizes(command: cli.Distill, target: Loaded, ends: frozenset[int]) -> None:
+    """Raise if no such draft can be begun for the target."""
+    layers, head = sizes(command)
+    pick_layers(target.model.spec.n_layers, layers)
+    if head <= len(ends):
+        raise ConfigError(f"head is {head}; it must hold more than the {len(ends)} tokens that end a text")
+    if command.start is not None:
+        begin(command, target, torch.zeros(0), ends)
+
+
+def sizes(command: cli.Distill) -> tuple[int, int]:
+    """Layers and rows of the head, of a draft that is begun from the target's own."""
+    given = [name for name in ("layers", "head") if getattr(command, name) is not None]
+    if command.start is not None and given:
+        raise ConfigError(f"start is {command.start}, whose layers and head are kept; leave {' and '.join(given)} out")
+    return LAYERS if command.layers is None else command.layers, HEAD if command.head is None else command.head
+
+
+def begin(command: cli.Distill, target: Loaded, counts: Tensor, ends: frozenset[int]) -> Transformer:  # [V]
+    """The draft before it learns, in float32: another draft, or layers of the target and the tokens said most often."""
+    model = target.model
+    if command.start is not None:
+        folder = DRAFT if command.start == "default" else Path(command.start)
+        if not borrows(folder):
+            raise ConfigError(f"start is {command.start}, which is no draft that `saguaro distill` made; give one")
+        return load_borrower(folder, target.path, model.embedding, model.device, torch.float32)
+    layers, head = sizes(command)
+    return make_student(model, pick_layers(model.spec.n_layers, layers), frequent(counts, head, ends))
+
+
+def plain(loaded: Loaded) -> Loaded:
     """The model with its weights as tensors, of which a draft can be made: loaded once more where they are packed."""
     if not loaded.model.is_packed:
-        return loaded.model
-    return load(loaded.name, loaded.path, loaded.model.device, loaded.model.dtype).model
+        return loaded
+    return load(loaded.name, loaded.path, loaded.model.device, loaded.model.dtype)
 
 
 def evaluate(command: cli.Distill, llm: LLM, prompts: Sequence[str], temperature: float) -> dict[str, Any]:
@@ -183,9 +213,11 @@ def settings_of(command: cli.Distill, recipe: Recipe) -> dict[str, Any]:
     """Everything that decides what the draft will be."""
     # batch_rows too: texts that are written together round alike.
     names = ["target", "revision", "questions", "texts", "max_tokens", "temperatures", "chat"]
-    names += ["layers", "head", "stored", "evaluate", "batch_rows"]
+    names += ["start", "stored", "evaluate", "batch_rows"]
     files = [str(path) for given in command.prompts for path in given]
     chosen = {name: getattr(command, name) for name in names}
+    if command.start is None:
+        chosen["layers"], chosen["head"] = sizes(command)
     return json.loads(json.dumps({**chosen, "prompts": files or "ours", **asdict(recipe)}))  # type: ignore[no-any-return]
 
 

@@ -115,6 +115,26 @@ def test_prompts_of_the_target_itself_and_int8(target: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
 
 
+def without(command: list[str], *flags: str) -> list[str]:
+    """The command without these flags and their values."""
+    pairs = zip(command[4::2], command[5::2], strict=True)
+    return command[:4] + [part for pair in pairs if pair[0] not in flags for part in pair]
+
+
+def test_a_draft_begun_from_another(
+    made: tuple[Path, dict[str, Any]], target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """It has the layers and the head of the first, and begins where that one ended."""
+    start, first = made
+    done = run(without(arguments(target, prompts, tmp_path / "more", {"start": start}), "--layers", "--head"))
+    assert done.returncode == 0, done.stderr
+    more = json.loads(done.stdout)
+    assert (tmp_path / "more" / "token_map.safetensors").read_bytes() == (start / "token_map.safetensors").read_bytes()
+    assert more["texts"] == first["texts"]
+    assert more["training"]["first"]["loss"] < first["training"]["first"]["loss"]
+    assert more["training"]["last"]["loss"] < first["training"]["last"]["loss"]
+
+
 def test_the_same_command_again_makes_nothing_new(
     made: tuple[Path, dict[str, Any]], target: Path, prompts: Path
 ) -> None:
@@ -171,6 +191,7 @@ def test_refusals(
         ({"target": "nowhere"}, "'nowhere' is no folder"),
         ({"layers": 9}, "the draft is to have 9 layers; the target has 4"),
         ({"head": 1}, "head is 1; it must hold more than"),
+        ({"start": "here"}, "start is here, whose layers and head are kept; leave layers and head out"),
     ],
 )
 def test_refusals_at_the_beginning(
@@ -179,6 +200,22 @@ def test_refusals_at_the_beginning(
     done = run(arguments(target, prompts, tmp_path / "draft", changed))
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        ("nowhere", "nowhere"),
+        ("target", "which is no draft that `saguaro distill` made"),
+        ("default", "was made for a target of 49152 tokens and hidden size 576"),
+    ],
+)
+def test_nothing_to_begin_from(target: Path, prompts: Path, tmp_path: Path, start: str, message: str) -> None:
+    given = {"start": target if start == "target" else start}
+    done = run(without(arguments(target, prompts, tmp_path / "draft", given), "--layers", "--head"))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_folder_that_is_no_folder(target: Path, prompts: Path, tmp_path: Path) -> None:
