@@ -61,6 +61,22 @@ def make_student(
     return student
 
 
+@torch.no_grad()
+def with_head(student: Transformer, target: Transformer, ids: Tensor) -> Transformer:  # [head rows] int64
+    """The student with a head of these tokens: rows it has stay as they are, the others are the target's."""
+    assert student.token_map is not None
+    changed = make_student(target, [0] * student.spec.n_layers, ids, student.head.dtype)
+    changed.frequencies = student.frequencies
+    for ours, theirs in zip(changed.layers, student.layers, strict=True):
+        ours.load_state_dict(theirs.state_dict())
+    changed.norm.copy_(student.norm)
+    row = torch.full((target.spec.n_vocab,), -1, device=student.device)
+    row[student.token_map] = torch.arange(len(student.token_map), device=student.device)
+    row = row[ids.to(student.device)]  # of the student's head, [head rows]
+    changed.head[:, row >= 0] = student.head[:, row[row >= 0]]
+    return changed
+
+
 def save_student(student: Transformer, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write a folder that `--draft` takes, in the half precision that loses less unless a dtype is given; in int8 its
     matrices are."""

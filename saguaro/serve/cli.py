@@ -235,12 +235,13 @@ class Distill:
     chat: bool = True
     """Treat each prompt as a user's message, through the target's chat template."""
     start: str | None = None
-    """A draft of this target to go on from, with its layers and its head: a folder, or `default` for the one of the
-    default model."""
+    """A draft of this target to go on from, with its layers: a folder, or `default` for the one of the default
+    model."""
     layers: int | None = None
     """Layers of the draft: the target's first, last and some between, to begin with; 3 if not given."""
     head: int | None = None
-    """Tokens the draft can say: those the target says most often; 8192 if not given."""
+    """Tokens the draft can say: those the target says most often; if not given, 8192 or those of the draft it starts
+    from."""
     stored: Literal["half", "int8"] = "half"
     """How its weights are stored: in half precision, or as int8 rows, half as large."""
     evaluate: int = 16

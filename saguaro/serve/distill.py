@@ -26,7 +26,7 @@ from saguaro.distill.questions import ask, spread
 from saguaro.distill.recipe import Recipe
 from saguaro.distill.sample import encode, sample
 from saguaro.distill.seeds import MOST_PROMPTS, seed_prompts
-from saguaro.distill.student import make_student, pick_layers, save_student
+from saguaro.distill.student import make_student, pick_layers, save_student, with_head
 from saguaro.distill.train import train
 from saguaro.errors import ConfigError
 from saguaro.model.default import DRAFT, Progress
@@ -131,31 +131,41 @@ def write_texts(
 def check_sizes(command: cli.Distill, target: Loaded, ends: frozenset[int]) -> None:
     """Raise if no such draft can be begun for the target."""
     layers, head = sizes(command)
-    pick_layers(target.model.spec.n_layers, layers)
-    if head <= len(ends):
+    if layers is not None:
+        pick_layers(target.model.spec.n_layers, layers)
+    if head is not None and head <= len(ends):
         raise ConfigError(f"head is {head}; it must hold more than the {len(ends)} tokens that end a text")
     if command.start is not None:
-        begin(command, target, torch.zeros(0), ends)
+        load_start(command.start, target)
 
 
-def sizes(command: cli.Distill) -> tuple[int, int]:
-    """Layers and rows of the head, of a draft that is begun from the target's own."""
-    given = [name for name in ("layers", "head") if getattr(command, name) is not None]
-    if command.start is not None and given:
-        raise ConfigError(f"start is {command.start}, whose layers and head are kept; leave {' and '.join(given)} out")
-    return LAYERS if command.layers is None else command.layers, HEAD if command.head is None else command.head
+def sizes(command: cli.Distill) -> tuple[int | None, int | None]:
+    """Layers and rows of the head; None for what the draft has that is begun from."""
+    if command.start is None:
+        return LAYERS if command.layers is None else command.layers, HEAD if command.head is None else command.head
+    if command.layers is not None:
+        raise ConfigError(f"start is {command.start}, whose layers are kept; leave layers out")
+    return None, command.head
+
+
+def load_start(start: str, target: Loaded) -> Transformer:
+    """The draft to go on from."""
+    folder = DRAFT if start == "default" else Path(start)
+    if not borrows(folder):
+        raise ConfigError(f"start is {start}, which is no draft that `saguaro distill` made; give one")
+    return load_borrower(folder, target.path, target.model.embedding, target.model.device, torch.float32)
 
 
 def begin(command: cli.Distill, target: Loaded, counts: Tensor, ends: frozenset[int]) -> Transformer:  # [V]
     """The draft before it learns, in float32: another draft, or layers of the target and the tokens said most often."""
-    model = target.model
+    model, (layers, head) = target.model, sizes(command)
+    ids = frequent(counts, head, ends) if head is not None else None
     if command.start is not None:
-        folder = DRAFT if command.start == "default" else Path(command.start)
-        if not borrows(folder):
-            raise ConfigError(f"start is {command.start}, which is no draft that `saguaro distill` made; give one")
-        return load_borrower(folder, target.path, model.embedding, model.device, torch.float32)
-    layers, head = sizes(command)
-    return make_student(model, pick_layers(model.spec.n_layers, layers), frequent(counts, head, ends))
+        draft = load_start(command.start, target)
+        return draft if ids is None else with_head(draft, model, ids)
+    assert layers is not None
+    assert ids is not None
+    return make_student(model, pick_layers(model.spec.n_layers, layers), ids)
 
 
 def plain(loaded: Loaded) -> Loaded:
@@ -216,8 +226,7 @@ def settings_of(command: cli.Distill, recipe: Recipe) -> dict[str, Any]:
     names += ["start", "stored", "evaluate", "batch_rows"]
     files = [str(path) for given in command.prompts for path in given]
     chosen = {name: getattr(command, name) for name in names}
-    if command.start is None:
-        chosen["layers"], chosen["head"] = sizes(command)
+    chosen["layers"], chosen["head"] = sizes(command)
     return json.loads(json.dumps({**chosen, "prompts": files or "ours", **asdict(recipe)}))  # type: ignore[no-any-return]
 
 

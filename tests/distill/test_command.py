@@ -121,16 +121,19 @@ def without(command: list[str], *flags: str) -> list[str]:
     return command[:4] + [part for pair in pairs if pair[0] not in flags for part in pair]
 
 
+@pytest.mark.parametrize("head", [None, 100])
 def test_a_draft_begun_from_another(
-    made: tuple[Path, dict[str, Any]], target: Path, prompts: Path, tmp_path: Path
+    made: tuple[Path, dict[str, Any]], target: Path, prompts: Path, tmp_path: Path, head: int | None
 ) -> None:
-    """It has the layers and the head of the first, and begins where that one ended."""
+    """It has the layers of the first and its head or another, and begins where that one ended."""
     start, first = made
-    done = run(without(arguments(target, prompts, tmp_path / "more", {"start": start}), "--layers", "--head"))
+    given = {"start": start, **({} if head is None else {"head": head})}
+    left_out = ["--layers", *([] if head else ["--head"])]
+    done = run(without(arguments(target, prompts, tmp_path / "more", given), *left_out))
     assert done.returncode == 0, done.stderr
     more = json.loads(done.stdout)
-    assert (tmp_path / "more" / "token_map.safetensors").read_bytes() == (start / "token_map.safetensors").read_bytes()
-    assert more["texts"] == first["texts"]
+    assert more["texts"]["head_rows"] == (head or first["texts"]["head_rows"])
+    assert more["texts"]["tokens"] == first["texts"]["tokens"]
     assert more["training"]["first"]["loss"] < first["training"]["first"]["loss"]
     assert more["training"]["last"]["loss"] < first["training"]["last"]["loss"]
 
@@ -191,7 +194,7 @@ def test_refusals(
         ({"target": "nowhere"}, "'nowhere' is no folder"),
         ({"layers": 9}, "the draft is to have 9 layers; the target has 4"),
         ({"head": 1}, "head is 1; it must hold more than"),
-        ({"start": "here"}, "start is here, whose layers and head are kept; leave layers and head out"),
+        ({"start": "here"}, "start is here, whose layers are kept; leave layers out"),
     ],
 )
 def test_refusals_at_the_beginning(

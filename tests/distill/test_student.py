@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from saguaro import LLM, SamplingParams
 from saguaro.config import DraftConfig
 from saguaro.distill.parallel import hidden_states
-from saguaro.distill.student import config_of, half_for, make_student, pick_layers, save_student
+from saguaro.distill.student import config_of, half_for, make_student, pick_layers, save_student, with_head
 from saguaro.draft.load import load_draft, read_draft
 from saguaro.errors import ConfigError, CorruptModel, ModelError, ModelNotFound
 from saguaro.model.load import load
@@ -70,6 +70,23 @@ def test_a_student_is_the_target_without_some_layers(target: Transformer) -> Non
     assert torch.allclose(student.logits(ours)[:, IDS], cut.logits(theirs)[:, IDS], atol=1e-5)
     others = torch.ones(288, dtype=torch.bool).index_fill_(0, IDS, False)
     assert student.logits(ours)[:, others].eq(-torch.inf).all()
+
+
+def test_another_head(target: Transformer) -> None:
+    """Tokens it could say have the logits they had; those it could not, the target's rows."""
+    student = make_student(target, [0, 2], IDS)
+    with torch.no_grad():
+        for weight in (student.head, student.norm, student.layers[1].get_parameter("gate_up")):
+            weight.mul_(1.25)
+    ids = torch.tensor([40, 120, EOS_ID, 7, 101])
+    changed = with_head(student, target, ids)
+    assert changed.token_map is not None
+    assert changed.token_map.tolist() == ids.tolist()
+    assert torch.equal(hidden_states(changed, TOKENS), hidden_states(student, TOKENS))
+    rows = {int(token): row for row, token in enumerate(IDS)}
+    for row, token in enumerate(ids.tolist()):
+        wanted = student.head[:, rows[token]] if token in rows else target.head[:, token]
+        assert torch.equal(changed.head[:, row], wanted)
 
 
 def test_only_the_embedding_is_shared(target: Transformer) -> None:
