@@ -117,7 +117,7 @@ def test_no_cell_at_batch_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (None, "cannot be read: No such file or directory"),
         ("{", "is not JSON"),
         ("[]", "the file lacks device, dtype, floor_ms, args, cells"),
-        (json.dumps({**FACTS, "floor_ms": , "draft_floor_ms": 0.3"14", "args": {}, "cells": []}), "the file lacks floor_ms"),
+        (json.dumps({**FACTS, "floor_ms": "14", "args": {}, "cells": []}), "the file lacks floor_ms"),
         (json.dumps({**FACTS, "args": {"target": "32b"}, "cells": []}), "args lacks draft"),
         (json.dumps({**FACTS, "args": {"target": "", "draft": ""}, "cells": [7]}), "cell 0 lacks cell, batch, T"),
     ],
