@@ -5,6 +5,7 @@ where all before it were accepted, and then they are the target's.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -23,6 +24,7 @@ from saguaro.model.default import Progress
 from saguaro.model.transformer import Transformer
 
 STAGE = "training the draft"
+SAVE_SECONDS = 60.0  # what an interruption may cost; writing takes seconds too
 CHUNK = 2**26  # most logits of the target at a time
 
 
@@ -35,7 +37,7 @@ def train(
     folder: Path,
     progress: Progress = lambda *_: None,
     watch: Callable[[int, StepReport], None] = lambda *_: None,  # called with each step and what it gave
-    save_every: int = 200,
+    save_every: int | None = None,  # steps; without it, about once a minute
 ) -> list[StepReport]:
     """Train every weight of the student but the shared embedding; what each step gave.
 
@@ -48,7 +50,7 @@ def train(
         optimizer = _optimizer(weights, recipe)
         reports = checkpoint.restore(weights, optimizer)
         progress(STAGE, len(reports), recipe.steps)
-        batch = batches.batch(len(reports))
+        batch, saved = batches.batch(len(reports)), time.monotonic()
         for step in range(len(reports), recipe.steps):
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate(step)
@@ -60,8 +62,10 @@ def train(
             batch = batches.batch(step + 1)  # while a GPU is still at work
             reports.append(StepReport(*figures.tolist()))
             _check(reports, recipe)
-            if (step + 1) % save_every == 0 or step + 1 == recipe.steps:
+            is_due = time.monotonic() - saved > SAVE_SECONDS if save_every is None else (step + 1) % save_every == 0
+            if is_due or step + 1 == recipe.steps:
                 checkpoint.save(weights, optimizer, reports)
+                saved = time.monotonic()
             watch(step, reports[-1])
             progress(STAGE, step + 1, recipe.steps)
     return reports

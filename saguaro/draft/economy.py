@@ -11,9 +11,9 @@ tokens stand of a speculation, by who made it and its length, and each way is ju
 
 Rounds in which somebody joined or was read say nothing; nor do the first after a change, when the draft catches up
 with text it did not compute. The others come in stretches of one way, which take turns until the difference is beyond
-chance; from then on the other way is visited, the more rarely the more often that changed nothing. In a stretch a round
-that took far longer than most counts for nothing. Of the rest a mean is kept and no median: rounds are of two kinds,
-with a miss and without, and a median sees but one.
+chance; from then on the other way is visited, the more rarely the worse it is and the more often that changed nothing.
+In a stretch a round that took far longer than most counts for nothing. Of the rest a mean is kept and no median: rounds
+are of two kinds, with a miss and without, and a median sees but one.
 """
 
 import math
@@ -34,6 +34,7 @@ FIRST, MOST_FIRST = 6, 48  # rounds of a stretch before the better way is known,
 SURE = 2  # standard errors by which one way is known for the better
 VISIT = 4  # rounds the other way, now and then
 LEAST_GAP, MOST_GAP = 32, 4096  # rounds between visits
+SPENT = 0.005  # of the time, at most, on visits: where the other way is much worse they begin further apart
 KEPT = 1 / 4  # of what was known of a way, with every stretch more
 NEWS, LEAST_NEWS = 4, 0.08  # standard errors and share by which a stretch is news: one small hiccup is none
 HICCUP = 2.5  # a round takes at most as many times the usual
@@ -145,6 +146,7 @@ class _Book:
     best: bool | None = None  # the better way, once that is known
     is_taken: bool = True  # the way of this stretch
     rounds: list[Round] = field(default_factory=list)  # of this stretch
+    loss: float = 0.0  # of the worse way, as a share of the better one's rate
     gap: int = LEAST_GAP  # rounds between visits
     n_left: int = 0  # until the next
 
@@ -153,7 +155,7 @@ class _Book:
         self.rounds.append(one)
         if len(self.rounds) == self._length():
             is_news, is_open = self._learn(), self._judge(worth)
-            self._go_on(is_news or is_open)
+            self._go_on(is_news, is_open)
 
     def _length(self) -> int:
         if self.best is None:
@@ -177,17 +179,20 @@ class _Book:
             return True
         (without, error), (with_it, error_with) = (way.rate(worth) for way in self.ways)
         seems, is_sure = with_it > without, abs(with_it - without) > SURE * math.hypot(error, error_with)
+        self.loss = 1 - min(with_it, without) / max(with_it, without)
         if is_sure or (before is None and n >= MOST_FIRST):
             self.best = seems
         return self.best != before or (self.is_taken != before and self.is_taken == seems)
 
-    def _go_on(self, is_open: bool) -> None:
+    def _go_on(self, is_news: bool, is_open: bool) -> None:
         """Choose the way of the next stretch: visits double their distance while they leave nothing open."""
         if self.best is None:  # one way twice in a row saves a change
             self.is_taken ^= self.ways[self.is_taken].seconds.n > self.ways[not self.is_taken].seconds.n
             return
-        if is_open:
+        if is_news:  # the other way may have changed as well
             self.gap = self.n_left = LEAST_GAP
+        elif is_open:
+            self.gap = self.n_left = max(LEAST_GAP, math.ceil((WARM_UP + VISIT) * self.loss / SPENT))
         elif self.is_taken != self.best:
             self.gap = self.n_left = min(2 * self.gap, MOST_GAP)
         else:

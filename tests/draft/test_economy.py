@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import torch
 
-from saguaro.draft.economy import FIRST, LEAST_GAP, MOST_FIRST, MOST_GAP, VISIT, WARM_UP, Lavish, Thrifty
+from saguaro.draft.economy import FIRST, LEAST_GAP, MOST_FIRST, MOST_GAP, SPENT, VISIT, WARM_UP, Lavish, Thrifty
 from saguaro.draft.rows import Rows
 from saguaro.types import CACHE, DRAFT, EMPTY, NGRAM, Joined, Outcome
 
@@ -160,7 +160,10 @@ def test_visits_double_their_distance_until_something_is_new() -> None:
     after = play.rounds(200, replace(world, without_s=24.0))
     begun = [at for at, (before, now) in enumerate(pairwise(found[2 * START :])) if now and not before]
     gaps = [later - earlier - AWAY - WARM_UP for earlier, later in pairwise(begun)]
-    assert gaps == [LEAST_GAP << n for n in range(1, 8)]
+    loss = 1 - world.without_s / world.hit_s
+    first = AWAY * loss / SPENT  # visits so far apart take the share of time they may
+    assert begun[0] == pytest.approx(first, abs=2 * LEAST_GAP)
+    assert gaps == [pytest.approx(min(first * 2**n, MOST_GAP), abs=LEAST_GAP) for n in range(1, len(gaps) + 1)]
     assert gaps[-1] == MOST_GAP
     assert after.count(True) == 2 * AWAY
 
@@ -168,8 +171,8 @@ def test_visits_double_their_distance_until_something_is_new() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "within"),
     [
-        (PAYS, replace(PAYS, without_s=18.4), 700),  # what is not taken gets better: a visit shows it
-        (COSTS, replace(COSTS, hit_s=16.0, miss_s=19.0), 700),
+        (PAYS, replace(PAYS, without_s=18.4), 1200),  # what is not taken gets better: a visit shows it
+        (COSTS, replace(COSTS, hit_s=16.0, miss_s=19.0), 1200),
         (COSTS, PAYS, 200),  # what is taken gets worse
         (PAYS, World(84.0, 90.0, 80.0), 200),
         (COSTS, World(8.0, 9.0, 10.0), 200),  # everything gets better, and the other way more
