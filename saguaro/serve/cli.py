@@ -168,8 +168,8 @@ class Bench:
     """Measure several methods on the same prompts, side by side; ar always runs and is what they must equal."""
 
     methods: str | None = None
-    """Comma-separated, each perhaps with @ and the cores it may use, such as ar@1,ar@2,ssd. Without it: sd,ssd if there
-    is a draft, else ngram."""
+    """Comma-separated, each perhaps with its lookahead, its budget and the cores it may use, such as
+    ar@1,sd:3@2,ssd:2:16. Without it: sd,ssd if there is a draft, else ngram."""
     prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
     """Files of prompts, as for generate; of several, prompts are taken in turn. Without any, 20 of our own."""
     num_prompts: int = 20

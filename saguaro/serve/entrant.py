@@ -21,7 +21,7 @@ P = ParamSpec("P")
 class Entrant:
     """One method and what it has shown so far."""
 
-    name: str  # of a method or a peer, perhaps with @ and the cores it runs on
+    name: str  # of a method, perhaps with :K and :M, or of a peer; perhaps with @ and the cores it runs on
     llm: LLM | None  # None: the peer
     is_comparable: bool  # token for token with ar; else only by its law
     summary: Summary | None = None
@@ -62,10 +62,24 @@ def results(entrants: Sequence[Entrant]) -> list[dict[str, Any]]:
 def method_of(name: str) -> str:
     """The method, or the peer, of an entrant's name.
 
-    >>> method_of("ar@1"), method_of("ssd")
+    >>> method_of("ar@1"), method_of("ssd:4:8")
     ('ar', 'ssd')
     """
-    return name.partition("@")[0]
+    return name.partition("@")[0].partition(":")[0]
+
+
+def sizes_of(name: str) -> dict[str, Any]:
+    """What an entrant's name says of lookahead and budget.
+
+    >>> sizes_of("ssd:2:16@1"), sizes_of("sd:3"), sizes_of("sd")
+    ({'lookahead': 2, 'budget': 16}, {'lookahead': 3}, {})
+    """
+    given = name.partition("@")[0].split(":")[1:]
+    if len(given) > 2 or not all(one.isdecimal() for one in given):
+        raise ConfigError(
+            f"{name!r} is no method; write METHOD, METHOD:K or METHOD:K:M, and @CORES behind it if wanted"
+        )
+    return dict(zip(("lookahead", "budget"), map(int, given), strict=False))
 
 
 def cores_of(name: str) -> int | None:

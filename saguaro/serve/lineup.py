@@ -15,7 +15,7 @@ from saguaro.model.default import draft_for
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.serve import cli
 from saguaro.serve.assembly import choose_method
-from saguaro.serve.entrant import Entrant, cores_of, method_of, placement
+from saguaro.serve.entrant import Entrant, cores_of, method_of, placement, sizes_of
 from saguaro.serve.llm import LLM
 
 LOADER_KV = "64MiB"  # of the engine that only holds the weights
@@ -24,14 +24,16 @@ WARM_UP = "Count slowly from one to ten, and then say what comes after ten."
 
 
 def method_names(methods: str | None, engine: EngineConfig) -> list[str]:
-    """The methods of a comma-separated list, each perhaps with @ and cores, ar first; without one, the usual ones."""
+    """The methods of a comma-separated list, as METHOD:K:M@CORES, ar first; without one, the usual ones."""
     if engine.method != "auto":
         raise ConfigError(f"method is {engine.method!r}; several are compared here: give --methods {engine.method}")
     if methods is None:
         methods = "sd,ssd" if engine.draft is not None else "ngram"
     names = [name.strip() for name in methods.split(",") if name.strip()]
     for name in names:
-        choose_method(replace(engine, method=method_of(name)))  # refuses one that is not known or lacks a draft
+        choose_method(
+            replace(engine, method=method_of(name), **sizes_of(name))
+        )  # refuses one that is not known or lacks a draft
         cores_of(name)
     first = [name for name in names if method_of(name) == "ar"] or ["ar"]
     return list(dict.fromkeys([*first, *names]))
@@ -68,12 +70,13 @@ def lineup(
         prompts = encode(base.engine.tokenizer)
         settings = asdict(config)
         if is_sized_here:
-            longest = max(map(len, prompts)) + params.max_tokens + config.lookahead + 2 * config.page_size
+            lookahead = max(sizes_of(name).get("lookahead", config.lookahead) for name in names)
+            longest = max(map(len, prompts)) + params.max_tokens + lookahead + 2 * config.page_size
             settings["kv_memory"] = _kv_memory(base, config, longest, n_together)
         entrants = []
         for name in names:
             with placement(name):  # a draft in a process of its own gets its cores now
-                llm = stack.enter_context(base.sibling(**{**settings, "method": method_of(name)}))
+                llm = stack.enter_context(base.sibling(**{**settings, "method": method_of(name), **sizes_of(name)}))
             entrants.append(Entrant(name, llm, _is_comparable(llm, params)))
         for entrant in entrants:
             _warm_up(entrant, params)

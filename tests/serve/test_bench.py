@@ -199,6 +199,24 @@ def test_cores_are_given_and_taken_back(pair: tuple[str, ...], capsys: pytest.Ca
     assert (usable_cores(), torch.get_num_threads()) == before
 
 
+def test_methods_of_other_sizes(pair: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", *pair, "--methods", "ar,sd:1,sd:3,ssd:2:3", "--num-prompts", "2", "--no-chat"]
+    assert cli.run(cli.parse(command)) == 0
+    assert "identical output: ar, sd:1, sd:3, ssd:2:3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["sd:x", "ssd:1:2:3", "sd:-1"])
+def test_sizes_that_are_none(pair: tuple[str, ...], name: str) -> None:
+    with pytest.raises(ConfigError, match="write METHOD, METHOD:K or METHOD:K:M"):
+        cli.run(cli.parse(["bench", *pair, "--methods", name]))
+
+
+@pytest.mark.parametrize("name", ["sd:0", "ssd:2:0"])
+def test_sizes_that_cannot_be(pair: tuple[str, ...], name: str) -> None:
+    with pytest.raises(ConfigError, match=r"(lookahead|budget) is 0"):
+        cli.run(cli.parse(["bench", *pair, "--methods", name]))
+
+
 def test_llama_cpp_is_asked_what_we_are(default_folder: Path) -> None:
     pytest.importorskip("llama_cpp")
     peer = LlamaCpp(gguf_of(default_folder), n_threads=1, n_context=64)
