@@ -134,6 +134,8 @@ def _fallback(config: DraftConfig, primary: Proposer) -> Fallback:
         "random": lambda: Always(RandomTokens(config.n_vocab)),
         "batch": lambda: ByBatch(primary, Ngram()),
         # captured, all steps of a speculation take their time whatever was asked for
-        "measured": lambda: (Elastic if isinstance(primary, ModelDrafter) else Measured)(primary, Ngram()),
+        "measured": lambda: (
+            Elastic(primary, Ngram()) if isinstance(primary, ModelDrafter) else Measured(primary, Ngram())
+        ),
     }
     return parts[config.fallback]()

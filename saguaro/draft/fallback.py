@@ -159,7 +159,11 @@ def put_in_flight(proposer: Proposer, missed: Sequence[Wanted]) -> None:
     """Ask a proposer for as many tokens as each row has room for."""
     if not missed:
         return
-    proposal = proposer.propose([row for row, _ in missed], max(n for _, n in missed))
+    send(proposer.propose([row for row, _ in missed], max(n for _, n in missed)), missed, proposer.source)
+
+
+def send(proposal: Proposal, missed: Sequence[Wanted], source: int) -> None:
+    """Put a proposal in flight, as much as each row has room for."""
     for index, (row, n) in enumerate(missed):
         q = None if proposal.q is None else proposal.q[index]
-        row.propose(proposal.tokens[index][:n], proposer.source, q)
+        row.propose(proposal.tokens[index][:n], source, q)

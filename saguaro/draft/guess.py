@@ -29,6 +29,18 @@ class Guess:
     scores: Tensor  # [R, C] descending
     q: Tensor | None  # [R, V] what the token was drawn from; None: it was not drawn
 
+    def leads(self) -> Tensor:  # [R]
+        """How far each token is ahead of the best other candidate; inf where there is none, -inf for one that is none.
+
+        >>> candidates, scores = torch.tensor([[5, 6], [5, 6], [5, 6]]), torch.tensor([[3.0, 2.5]] * 3)
+        >>> Guess(torch.tensor([5, 6, 7]), candidates, scores, None).leads()
+        tensor([ 0.5000, -0.5000,    -inf])
+        """
+        is_it, never = self.candidates == self.token[:, None], float("-inf")
+        own = self.scores.masked_fill(~is_it, never).amax(1)
+        other = self.scores.masked_fill(is_it, never).amax(1)
+        return (own - other).nan_to_num(never, float("inf"), never)
+
 
 class Guesser(Protocol):
     """Guesses what the target will say."""

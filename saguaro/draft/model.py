@@ -23,7 +23,7 @@ from saguaro.algo.planning import Ahead, Planned
 from saguaro.draft.branches import BranchAttention, Fork
 from saguaro.draft.guess import Guess, Guesser
 from saguaro.draft.planner import Planner
-from saguaro.draft.rows import Proposal, Row
+from saguaro.draft.rows import GoesOn, Proposal, Row
 from saguaro.engine.attention import slots_of
 from saguaro.engine.graphs import bucket
 from saguaro.engine.kv import KVCache, KVPlan
@@ -183,8 +183,8 @@ class ModelDrafter:
                     return
 
     @torch.inference_mode()
-    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
-        """Draft after each text; nothing where it is far from read, or where there is no room."""
+    def propose(self, rows: Sequence[Row], lookahead: int, goes_on: GoesOn | None = None) -> Proposal:
+        """Draft after each text until goes_on ends it; nothing where it is far from read or where there is no room."""
         ready = self.ready(rows)
         names = [self._guess.start() for _ in ready]
         drafted: dict[Row, list[int]] = {row: [] for row in rows}
@@ -195,10 +195,12 @@ class ModelDrafter:
                 drafted[row].append(token)
             if guess.q is not None:
                 drawn.append(guess.q)
+            if goes_on is not None and not goes_on(list(zip(ready, guess.leads().tolist(), strict=True))):
+                break
         tokens = [drafted[row][: self._sure(row, drafted[row])] for row in rows]
         if not drawn:
             return Proposal(tokens)
-        q = torch.zeros(len(rows), lookahead, drawn[0].shape[1], dtype=drawn[0].dtype)
+        q = torch.zeros(len(rows), len(drawn), drawn[0].shape[1], dtype=drawn[0].dtype)
         q[[rows.index(row) for row in ready]] = torch.stack(drawn, 1).cpu()
         return Proposal(tokens, q)
 

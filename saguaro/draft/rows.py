@@ -1,6 +1,6 @@
 """Every row as the draft knows it: from admissions and outcomes alone, for the target's side is elsewhere."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -38,6 +38,7 @@ class Row:
 
 
 Wanted = tuple[Row, int]  # a row, and how many tokens it has room for
+GoesOn = Callable[[Sequence[tuple[Row, float]]], bool]  # told each row's token by its lead: whether to draft another
 
 
 @dataclass(frozen=True)

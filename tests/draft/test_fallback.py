@@ -61,7 +61,7 @@ class World:
     """Plays rounds of a fallback as the draft's side does."""
 
     def __init__(self, clock: Clock, parts: Fallback, n_rows: int = 1, verify_s: float = 1.0) -> None:
-        self.clock, self.fallback, self.verify_s = clock, parts, verify_s
+        self.clock, self.fallback, self.verify_s, self.token_s = clock, parts, verify_s, 0.0
         self.rows = Rows()
         self.rows.admit([Joined(slot, [1]) for slot in range(n_rows)])
 
@@ -80,7 +80,7 @@ class World:
         missed = [(self.row(slot), room) for slot in slots if slot not in hits and room]
         self.fallback.draft(missed, len(slots) if n_rows is None else n_rows)
         sources = [self.row(slot).source for slot in slots]
-        self.clock.now += self.verify_s
+        self.clock.now += self.verify_s + self.token_s * sum(len(row.speculation) for row in self.rows)
         k = [
             min((accepted or {}).get(source, 0), len(self.row(slot).speculation)) for slot, source in enumerate(sources)
         ]
