@@ -25,6 +25,8 @@ from saguaro.types import CACHE, Outcome
 
 LEADS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # between these, leads are taken for equal
 HICCUP = 3  # a verification takes at most as many times the usual
+SLOW = 2  # drafts that are not timed: at first everything is slow
+TRIES, LEAST_GAP, MOST_GAP = 3, 8, 128  # drafts in a row to see whether the primary pays again, and misses before that
 
 now = time.perf_counter
 
@@ -49,7 +51,8 @@ class Elastic:
         self._verify_s = _Line()  # between an answer and the next outcome, by tokens in flight
         self._leads: dict[Row, list[float]] = {}  # of what the primary has in flight
         self._answered: float | None = None
-        self._n_decisions = 0
+        self._n_decisions = self._n_drafts = 0
+        self._gap = self._n_left = LEAST_GAP  # misses of the backup until the primary is tried again
 
     def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
         """See Fallback; now and then otherwise than it seems best, to keep measuring."""
@@ -57,8 +60,8 @@ class Elastic:
         if missed:
             rate, is_worth = self._judge(len(missed), n_rows, max(n for _, n in missed))
             self._n_decisions += 1
-            is_odd, is_whole = self._n_decisions % EVERY == 0, self._n_decisions % (2 * EVERY) == 0
-            if is_worth != (is_odd and not is_whole) or is_whole:
+            is_whole = self._n_decisions % (2 * EVERY) == 0
+            if is_whole or self._chooses(is_worth):
                 self._draft(missed, self._watch(missed, None if is_whole else rate))
             else:
                 put_in_flight(self._backup, missed)
@@ -84,9 +87,21 @@ class Elastic:
         proposal = self._primary.propose(rows, room, goes_on)
         send(proposal, missed, self._primary.source)
         seconds, n_steps = now() - began, max(map(len, proposal.tokens), default=0)
-        if n_steps:
+        self._n_drafts += n_steps > 0
+        if n_steps and self._n_drafts > SLOW:
             self._draft_s.add(seconds)
             self._step_s.add(seconds / n_steps)
+
+    def _chooses(self, is_worth: bool) -> bool:
+        """Whether the primary drafts: where it is worth it but for once in a while, and elsewhere a few times in a row,
+        the more rarely the longer it has not been."""
+        if is_worth:
+            self._gap = self._n_left = LEAST_GAP
+            return self._n_decisions % EVERY != 0
+        self._n_left -= 1
+        if self._n_left <= -TRIES:
+            self._gap = self._n_left = min(2 * self._gap, MOST_GAP)
+        return self._n_left <= 0
 
     def _judge(self, n_missed: int, n_rows: int, room: int) -> tuple[float, bool]:
         """Tokens per second, and whether that is with the primary; until there is more to go by, all of it stands."""
