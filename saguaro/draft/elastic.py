@@ -167,7 +167,7 @@ class _Line:
     (2.0, 10.0, 0.0)
     """
 
-    kept: float = 0.99
+    kept: float = 0.998
     n: float = 0.0
     x: float = 0.0
     y: float = 0.0
