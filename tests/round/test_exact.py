@@ -4,7 +4,7 @@ tests.round.tabular says how. Each test also says what must have happened for it
 make mistakes on purpose, to show that they would be seen.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -24,7 +24,7 @@ from saguaro.draft.guess import DrawnGuess, Guess
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.random import RandomTokens
-from saguaro.draft.rows import Proposal, Row, stack_q
+from saguaro.draft.rows import GoesOn, Proposal, Row, Wanted, stack_q
 from saguaro.engine import sampler
 from saguaro.engine.sampler import Place
 from saguaro.methods import METHODS
@@ -136,7 +136,7 @@ def test_every_fallback(fallback: str, rule: str, monkeypatch: pytest.MonkeyPatc
 def test_whoever_is_worth_the_wait(fallback: str, first: bool, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decision goes this way and that within one text."""
     decisions: defaultdict[ByBatch | Elastic, Iterator[bool]] = defaultdict(lambda: cycle([first, not first]))
-    monkeypatch.setattr(Elastic, "_best", lambda self, n_missed, n_rows, room: room * next(decisions[self]))
+    monkeypatch.setattr(Elastic, "_chooses", lambda self, is_worth: next(decisions[self]))
     monkeypatch.setattr(ByBatch, "critical", property(lambda self: 99.0 * next(decisions[self])))
     monkeypatch.setattr(Ngram.__init__, "__defaults__", SHORT_RUNS)
     found = check(Setting(under(rule, "amusd", fallback=fallback), TARGET, DRAFT, max_tokens=LENGTH))
@@ -146,11 +146,24 @@ def test_whoever_is_worth_the_wait(fallback: str, first: bool, rule: str, monkey
 
 @pytest.mark.parametrize("rule", RULES)
 def test_speculations_of_any_length(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is drafted just in time is as long as pays: one token, two, none, within one text."""
-    lengths: defaultdict[Elastic, Iterator[int]] = defaultdict(lambda: cycle([1, 2, 0]))
-    monkeypatch.setattr(Elastic, "_best", lambda self, n_missed, n_rows, room: min(room, next(lengths[self])))
-    found = check(Setting(under(rule, "sd", fallback="measured"), TARGET, SURER, 2, max_tokens=LENGTH))
+    """What is drafted just in time is as long as pays: none, or one token and then another if that one has a lead."""
+    decisions: defaultdict[Elastic, Iterator[bool]] = defaultdict(lambda: cycle([True, True, False]))
+    monkeypatch.setattr(Elastic, "_chooses", lambda self, is_worth: next(decisions[self]))
+    ends: Counter[bool] = Counter()
+
+    def watch(self: Elastic, missed: Sequence[Wanted], rate: float | None) -> GoesOn:
+        def goes_on(leads: Sequence[tuple[Row, float]]) -> bool:
+            ends[leads[0][1] > 0] += 1
+            return leads[0][1] > 0
+
+        return goes_on
+
+    monkeypatch.setattr(Elastic, "_watch", watch)
+    method = under(rule, "sd" if rule == "rejection" else "ssd-uniform", fallback="measured")
+    found = check(Setting(method, TARGET, SURER, 2, max_tokens=LENGTH, budget=1))
     assert found.sources["draft"] > 0
+    assert ends[True] > 0
+    assert rule == "shared" or ends[False] > 0
 
 
 @pytest.mark.parametrize("rule", RULES)
