@@ -107,7 +107,7 @@ class Elastic:
         """Tokens per second, and whether that is with the primary; until there is more to go by, all of it stands."""
         if not (self._step_s.n and self._verify_s.n):
             return 0.0, True
-        stood = self._by_primary.mean(room, weight=max(0.0, ASSUMED - self._by_primary.n))
+        stood = _hoped(self._by_primary, room)
         others = n_rows + (n_rows - n_missed) * stood  # the rest was prepared, by the primary
         with_it = (others + n_missed * stood) / (self._verify_s.mean() + self._draft_s.mean(0.0))
         without = (others + n_missed * self._by_backup.mean(0.0)) / self._verify_s.at(0.0)
@@ -145,15 +145,18 @@ class _Stands:
 
     def chance(self, lead: float) -> float:
         """Of a token with this lead; one of a kind that was rarely verified is taken to stand."""
-        known = self.by_lead[bisect_right(LEADS, lead)]
-        return known.mean(1.0, weight=max(0.0, ASSUMED - known.n))
+        return _hoped(self.by_lead[bisect_right(LEADS, lead)], 1.0)
 
     def next(self, position: int) -> float:
         """Of a token that is not drafted yet."""
         if position >= len(self.by_position):
             return 1.0
-        known = self.by_position[position]
-        return known.mean(1.0, weight=max(0.0, ASSUMED - known.n))
+        return _hoped(self.by_position[position], 1.0)
+
+
+def _hoped(known: Average, most: float) -> float:
+    """The mean, and the most there could be as far as little was seen."""
+    return known.mean(most, weight=max(0.0, ASSUMED - known.n))
 
 
 @dataclass

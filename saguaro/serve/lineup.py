@@ -31,9 +31,8 @@ def method_names(methods: str | None, engine: EngineConfig) -> list[str]:
         methods = "sd,ssd" if engine.draft is not None else "ngram"
     names = [name.strip() for name in methods.split(",") if name.strip()]
     for name in names:
-        choose_method(
-            replace(engine, method=method_of(name), **sizes_of(name))
-        )  # refuses one that is not known or lacks a draft
+        # refuses one that is not known or lacks a draft
+        choose_method(replace(engine, method=method_of(name), **sizes_of(name)))
         cores_of(name)
     first = [name for name in names if method_of(name) == "ar"] or ["ar"]
     return list(dict.fromkeys([*first, *names]))

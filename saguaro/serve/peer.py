@@ -10,7 +10,7 @@ from saguaro.config import SamplingParams
 from saguaro.errors import ConfigError
 from saguaro.model.default import GGUF_NAME
 from saguaro.model.default import NAME as DEFAULT
-from saguaro.serve.entrant import cores_of, method_of
+from saguaro.serve.entrant import cores_of, method_of, sizes_of
 
 NAME, LLAMA = "transformers", "llama.cpp"
 SAME = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "ignore_eos")
@@ -116,7 +116,7 @@ def check_peer(peer: str, model: str | None, params: SamplingParams) -> None:
     """Raise if a peer is not known, cannot read the model, or does not know a parameter that is set."""
     name = method_of(peer)
     cores_of(peer)
-    if name not in (NAME, LLAMA):
+    if name not in (NAME, LLAMA) or sizes_of(peer):  # a K is ours
         raise ConfigError(f"peer is {peer!r}; peers are {NAME} and {LLAMA}")
     if name == LLAMA:
         _llama_cpp()

@@ -182,6 +182,7 @@ def test_which_methods_are_compared() -> None:
         (["--peer", "transformers", "--presence-penalty", "1"], "presence_penalty is 1.0; transformers knows"),
         (["--peer", "transformers", "--model", "x.gguf"], "give one, or no peer"),
         (["--peer", "vllm"], "peer is 'vllm'; peers are transformers and llama.cpp"),
+        (["--peer", "transformers:3"], "peer is 'transformers:3'; peers are transformers and llama.cpp"),
         (["--methods", "ar@0"], "'ar@0' asks for 0 cores; after @ stands a number from 1 to"),
         (["--methods", "ngram@x"], "'ngram@x' asks for x cores"),
     ],
