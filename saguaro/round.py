@@ -33,6 +33,15 @@ class _Flight:
     moments: tuple[float, float, float, float]  # asking, launching and overlapping lie between them
 
 
+@dataclass(frozen=True)
+class _Landed:
+    """What came of a round."""
+
+    commits: list[Commit]
+    decided: float  # when its outcome was there
+    seconds: float | None  # that a device computed
+
+
 class Round:
     """The target's side, and the last outcome, which the draft has not seen yet."""
 
@@ -47,7 +56,8 @@ class Round:
         """Play one round; what each request got. Nothing to do gives an empty list.
 
         Where a device computes by itself the next round is launched at once, so that it does not wait for whoever
-        writes the texts. What goes wrong with that launch is raised by the next call: these tokens come first.
+        looks on or writes the texts. What goes wrong with that launch is raised by the next call: these tokens come
+        first.
         """
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
@@ -56,13 +66,14 @@ class Round:
         if flight is None:
             return []
         self._flight = None
-        commits = self._land(flight)
+        landed = self._land(flight)
         if self.verifier.runs_ahead:
             try:
                 self._flight = self._launch()
             except BaseException as e:
                 self._trouble = e
-        return commits
+        self._tell(flight, landed)
+        return landed.commits
 
     def _launch(self) -> _Flight | None:
         if self.draft.is_fresh():
@@ -85,21 +96,21 @@ class Round:
             self._introduce_all()
             raise
 
-    def _land(self, flight: _Flight) -> list[Commit]:
-        batch, spec = flight.batch, flight.spec
+    def _land(self, flight: _Flight) -> _Landed:
         try:
             self._outcome = flight.pending.outcome()
-            decided = now()
-            commits = self.scheduler.commit(batch, spec, self._outcome)
+            decided, seconds = now(), flight.pending.seconds()
+            return _Landed(self.scheduler.commit(flight.batch, flight.spec, self._outcome), decided, seconds)
         except BaseException:
             self._introduce_all()
             raise
+
+    def _tell(self, flight: _Flight, landed: _Landed) -> None:
         self._number += 1
-        moments = (*flight.moments, decided)
-        event = round_event(self._number, batch, spec, commits, moments, flight.pending.seconds())
+        moments = (*flight.moments, landed.decided)
+        event = round_event(self._number, flight.batch, flight.spec, landed.commits, moments, landed.seconds)
         for observe in self.observers:
             observe(event)
-        return commits
 
     def _introduce_all(self) -> None:
         self._outcome = Outcome.nothing()

@@ -66,6 +66,8 @@ class Speculation:
 
     def clip(self, limit: Tensor) -> "Speculation":  # limit: [B] int64
         """The same speculation, no row longer than its limit."""
+        if bool((self.length <= limit).all()):
+            return self
         length = self.length.minimum(limit)
         return replace(self, length=length, source=torch.where(length > 0, self.source, EMPTY))
 
@@ -96,6 +98,8 @@ class Outcome:
         >>> two.without([3]).bonus
         tensor([8])
         """
+        if not slots:
+            return self
         keep = ~torch.isin(self.slots, torch.tensor(slots, dtype=torch.int64))
         return Outcome(self.slots[keep], self.length[keep], self.n_accepted[keep], self.bonus[keep])
 
