@@ -12,7 +12,8 @@ of them 2q, 2q + 1, 2q + 8, 2q + 9 from thread q of four. A sum over k may be ta
 consecutive columns at once, and says they are those of two instructions.
 
 Invariant: row i of a result is a function of row i of the input, to the bit, whatever the other rows: rows are computed
-ROW_TILE at a time, all tiles by the same instructions.
+ROW_TILE at a time, all tiles by the same instructions. Tiles are unrolled: what is held across a loop, compilers from
+Triton 3.7 on keep in shared memory, more of it than small GPUs have.
 """
 
 # Kernels are compiled from their source: Triton has its own annotations, and no types.
@@ -149,6 +150,7 @@ def _keywords(a: Tensor, cut: Short) -> dict[str, Any]:
         "W": cut.warps,
         "STEPS": cut.steps,
         "CHUNKS": cut.chunks,
+        "TILES": triton.next_power_of_2(triton.cdiv(len(a), ROW_TILE)),
         "EVEN_K": a.shape[1] == cut.width,
         "WIDEN": a.is_cpu,
         "num_warps": cut.warps,
@@ -219,7 +221,7 @@ def _read_kernel(
     a, weight, bias, squares, out, n_rows, n_in, n_out, a_stride, weight_stride, n_parts, eps,
     PARTS: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
-    EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
+    TILES: tl.constexpr, EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N rows of [out, in] memory, for all rows of a."""
     let_next_start(EARLY)
@@ -233,8 +235,8 @@ def _read_kernel(
     weights = _hold(weight, rows, rows >= 0, weight_stride, n_in, W, STEPS, CHUNKS, EVEN_K, True)
     wait_for_previous(EARLY)
     part = tl.arange(0, PARTS)[:, None]
-    for first in range(0, n_rows, BLOCK_T):
-        t = first + tl.arange(0, BLOCK_T)
+    for tile in tl.static_range(TILES):
+        t = tile * BLOCK_T + tl.arange(0, BLOCK_T)
         is_row = (t < n_rows)[None, :]
         held = _hold(a, t[:, None], (t < n_rows)[:, None], a_stride, n_in, W, STEPS, CHUNKS, EVEN_K, False)
         sums = tl.load(squares + t[None, :] * n_parts + part, mask=is_row & (part < n_parts), other=0.0)
@@ -262,7 +264,7 @@ def _heads_kernel(
     a, weight, bias, squares, cos, sin, memory, slots, q, n_rows, n_in, a_stride, weight_stride, n_parts, eps,
     PARTS: tl.constexpr, N_QUERIES: tl.constexpr, N_STORED: tl.constexpr, HALF: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
-    EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
+    TILES: tl.constexpr, EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N / 2 pairs of coordinates that are turned together, of one head, for all rows of a."""
     let_next_start(EARLY)
@@ -276,8 +278,8 @@ def _heads_kernel(
     part = tl.arange(0, PARTS)[:, None]
     dims = first_dim + tl.arange(0, PAIRS)[:, None]
     is_turned = head < N_QUERIES + N_STORED // 2
-    for first in range(0, n_rows, BLOCK_T):
-        t = first + tl.arange(0, BLOCK_T)
+    for tile in tl.static_range(TILES):
+        t = tile * BLOCK_T + tl.arange(0, BLOCK_T)
         is_row = (t < n_rows)[None, :]
         at = t.to(tl.int64)[None, :]
         held = _hold(a, t[:, None], (t < n_rows)[:, None], a_stride, n_in, W, STEPS, CHUNKS, EVEN_K, False)
@@ -313,7 +315,7 @@ def _write_kernel(
     y, weight, bias, x, norm, out, scaled, squares, n_rows, n_in, n_out, y_stride, weight_stride, x_stride,
     HAS_BIAS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
-    EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
+    TILES: tl.constexpr, EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N rows of [out, in] memory, for all rows of y.
 
@@ -327,8 +329,8 @@ def _write_kernel(
     weights = _hold(weight, rows, rows >= 0, weight_stride, n_in, W, STEPS, CHUNKS, EVEN_K, True)
     by = tl.load(norm + n, mask=n < n_out, other=0.0).to(tl.float32)[:, None]
     wait_for_previous(EARLY)
-    for first in range(0, n_rows, BLOCK_T):
-        t = first + tl.arange(0, BLOCK_T)
+    for tile in tl.static_range(TILES):
+        t = tile * BLOCK_T + tl.arange(0, BLOCK_T)
         is_row = (t < n_rows)[None, :]
         inside = is_row & (n < n_out)[:, None]
         at = t.to(tl.int64)[None, :]
