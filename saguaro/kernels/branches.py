@@ -22,6 +22,7 @@ from saguaro.kernels.attention import (
     EXACT_TILE,
     MERGED_ROWS,
     N_PROGRAMS,
+    N_STAGES,
     SPLIT,
     UNROLL,
     Tile,
@@ -59,7 +60,7 @@ TILES = {  # by rows (bench/attention.py)
     16: Tile(16, 128, 8, 1),
     32: Tile(32, 128, 4, 1),
     64: Tile(64, 128, 4, 1),
-    128: Tile(128, 64, 8, 3),
+    128: Tile(128, 64, 8, N_STAGES),
 }
 
 

@@ -71,8 +71,8 @@ def short(n_in: int, n_out: int, dtype: torch.dtype) -> Short | None:
     >>> short(1024, 4096, torch.bfloat16), short(5120, 51200, torch.bfloat16)
     (Short(block_n=16, warps=4, steps=4, chunks=2), None)
     """
-    if dtype.itemsize != 2 or n_in * n_out * dtype.itemsize > MOST_BYTES or n_in % VECTOR != 0:
-        return None
+    if torch.version.hip or dtype.itemsize != 2 or n_in * n_out * dtype.itemsize > MOST_BYTES or n_in % VECTOR != 0:
+        return None  # AMD's matrix cores want other columns of a thread: these would go through all of shared memory
     cut = Short.of(BLOCK_N, 4 if n_in <= MOST_OF_FOUR else 8, n_in)
     return cut if cut.width * cut.block_n * dtype.itemsize <= MOST_HELD else None
 

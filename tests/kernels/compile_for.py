@@ -1,0 +1,145 @@
+"""Compile our kernels for a GPU that need not be there.
+
+python -m tests.kernels.compile_for 89|90|gfx942        # of NVIDIA by compute capability, of AMD by name
+
+Kernels are launched as ever, with tensors that hold nothing; in place of a launch they are compiled. A line for each:
+its file and name, and the bytes of shared memory it takes.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32"}
+TYPES |= {torch.float64: "*fp64"}
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+LIMITS = {"89": 99 * 1024, "90": 227 * 1024, "gfx942": 64 * 1024}  # bytes of shared memory that a program may have
+META = torch.device("meta")
+# D, H, H_kv, d, MLP, V, norms of heads: Qwen3-0.6B, SmolLM2-135M, and a 32B model with 8 heads for each key head
+SHAPES = [
+    (1024, 16, 8, 128, 3072, 151936, True),
+    (576, 9, 3, 64, 1536, 49152, False),
+    (5120, 64, 8, 128, 25600, 151936, True),
+]
+
+
+def main(name: str) -> None:
+    """Compile for this GPU."""
+    if name.startswith("gfx"):
+        torch.version.hip = "6.4"  # before our modules look
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.runtime.jit import JITFunction
+
+    from saguaro.kernels import launch, linear
+
+    target = GPUTarget("hip", name, 64) if name.startswith("gfx") else GPUTarget("cuda", int(name), 32)
+    linear._shared_bytes = lambda device: min(linear.SHARED_BYTES, LIMITS[name])  # type: ignore[assignment]
+    launch._can_start_early = lambda device: name == "90"  # type: ignore[assignment]
+    seen: set[str] = set()
+
+    def compile_it(self: Any, *args: Any, **keywords: Any) -> None:
+        given = dict(zip(self.arg_names, args, strict=False)) | keywords
+        signature: dict[str, str] = {}
+        constants: dict[tuple[int], Any] = {}
+        facts: dict[tuple[int], Any] = {}
+        for index, (parameter, word) in enumerate(zip(self.params, self.arg_names, strict=True)):
+            value, is_fixed = given[word], not parameter.do_not_specialize
+            if parameter.is_constexpr or (is_fixed and isinstance(value, int) and value == 1):
+                signature[word], constants[index,] = "constexpr", value
+                continue
+            signature[word] = TYPES[value.dtype] if isinstance(value, Tensor) else kind_of(value)
+            if isinstance(value, Tensor) or (is_fixed and isinstance(value, int) and value % 16 == 0):
+                facts[index,] = [["tt.divisibility", 16]]
+        options = {word: keywords[word] for word in OPTIONS if word in keywords}
+        key = f"{self.__name__} {signature} {constants} {facts} {options}"
+        if key not in seen:
+            seen.add(key)
+            made = triton.compile(ASTSource(self, signature, constants, facts), target=target, options=options)
+            print(f"{self.__module__.rpartition('.')[2]}.{self.__name__}", made.metadata.shared, flush=True)
+
+    JITFunction.run = compile_it
+    for shape in SHAPES:
+        for n_rows in (1, 9):
+            launch_products(n_rows, *shape)
+        for n_rows, longest, n_branches in ((1, 4096, 8), (9, 4096, 32), (200, 4096, 8), (1, 100, 8)):
+            launch_attention(n_rows, longest, n_branches, *shape[1:4])
+    launch_sampling()
+    launch_planning()
+
+
+def kind_of(value: float) -> str:
+    """Of a number."""
+    return "fp32" if isinstance(value, float) else "i32" if abs(value) < 2**31 else "i64"
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """A tensor that holds nothing."""
+    return torch.empty(*shape, dtype=dtype, device=META)
+
+
+def launch_products(
+    n_rows: int, hidden: int, n_heads: int, n_kv: int, d: int, mlp: int, n_vocab: int, has_norms: bool
+) -> None:
+    """A layer's products, and the head's."""
+    from saguaro.kernels.linear import TritonProducts
+    from saguaro.model.transformer import Place, Turn
+
+    by, norm = TritonProducts(META), empty(hidden)
+    angles, head_norm = empty(n_rows, 1, d), empty(d) if has_norms else None
+    turn = Turn(n_heads, head_norm, head_norm, 1e-6, angles, angles)
+    place = Place(empty(64, 2 * n_kv, d), empty(n_rows, dtype=torch.int64))
+    stream = by.begin(empty(n_rows, hidden), norm, 1e-6)
+    by.read_heads(stream, empty((n_heads + 2 * n_kv) * d, hidden).t(), None, turn, place)
+    stream = by.write(stream, empty(n_rows, n_heads * d), empty(hidden, n_heads * d).t(), None, norm, 1e-6)
+    by.read_gated(stream, empty(2 * mlp, hidden).t(), None)
+    stream = by.write(stream, empty(n_rows, mlp), empty(hidden, mlp).t(), None, norm, 1e-6)
+    by.read(stream, empty(n_vocab, hidden).t(), None, torch.float32)
+
+
+def launch_attention(n_rows: int, longest: int, n_branches: int, n_heads: int, n_kv: int, d: int) -> None:
+    """Of the last tokens of a text, and of branches; a branch is adopted."""
+    from saguaro.kernels.adopt import adopt
+    from saguaro.kernels.attention import attend, counters
+    from saguaro.kernels.branches import attend_branches
+
+    memory, own = empty(4096, 2 * n_kv, d), empty(n_branches, 8, 2 * n_kv, d)
+    pages, arrived = empty(1, -(-longest // 16), dtype=torch.int32), counters(META)
+    starts, lengths, forks = (empty(n, dtype=torch.int32) for n in (2, 1, n_branches))
+    attend(empty(n_rows, n_heads, d), memory, pages, starts, lengths, 16, n_rows, longest, arrived=arrived)
+    attend_branches(empty(n_branches, n_heads, d), memory, pages, forks, own, 2, 16, longest, arrived=arrived)
+    slots = empty(1, 8, dtype=torch.int64)
+    adopt(own[None], slots[:, 0], memory[None], slots)
+
+
+def launch_sampling() -> None:
+    """The one best token, and the best few."""
+    from saguaro.kernels.sample import choose, rank
+
+    logits, heat = empty(9, 151936, dtype=torch.float32), empty(9, dtype=torch.float32)
+    seeds, positions = empty(9, dtype=torch.int64), empty(9, dtype=torch.int64)
+    choose(logits, heat, seeds, positions, 151936)
+    rank(logits, heat, seeds, positions, 151936, 9)
+
+
+def launch_planning() -> None:
+    """Plan and learn, of four rows, K = 8, M = 8."""
+    from saguaro.algo.planning import Ahead
+    from saguaro.kernels.plan import TritonJoint
+    from saguaro.types import Outcome
+
+    long, double = torch.int64, torch.float64
+    slots, tokens, candidates = empty(4, dtype=long), empty(4, 8, dtype=long), empty(4, 9, 9, dtype=long)
+    scores, is_primary = empty(4, 9, 9, dtype=torch.float32), empty(4, dtype=torch.bool)
+    ahead = Ahead(slots, tokens, slots, candidates, scores, is_primary)
+    edges = (empty(25, dtype=double), empty(8, dtype=double), empty(7, dtype=long))
+    tables = (empty(3, 26, dtype=double), empty(3, 10 * 8 * 26, dtype=double))
+    TritonJoint().plan(ahead, ahead, tables, edges, 1.0, 8)
+    TritonJoint().learn(Outcome(slots, slots, slots, slots), ahead, tables, edges, 0.99)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
