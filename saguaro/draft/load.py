@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saguaro.config import DraftConfig
 from saguaro.errors import ConfigError, TokenizerMismatch
-from saguaro.kernels.ready import computed_in, ready
+from saguaro.kernels.ready import computed_in, packs, ready
 from saguaro.model.load import borrows, load, load_borrower, read_embedding
 from saguaro.model.tokenizer import has_tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
@@ -25,16 +25,19 @@ def load_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
 def read_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
     """The draft's model; `drop:` and a draft that borrows share the target's weights where they are at hand."""
     assert config.draft is not None
-    device, dtype = torch.device(config.device), computed_in(getattr(torch, config.dtype))
+    device, kind = torch.device(config.device), getattr(torch, config.dtype)
+    dtype, by_rows = computed_in(kind), packs(kind, device)
     if config.draft.startswith("drop:"):
         if target is None or target.device != device:
-            target = load(config.target, Path(config.target), device, dtype).model
+            target = load(config.target, Path(config.target), device, dtype, by_rows).model
         return target.without(dropped_layers(config.draft, target.spec.n_layers))
     path = Path(config.draft)
     if borrows(path):
-        model = load_borrower(path, Path(config.target), _embedding(config, target, device, dtype), device, dtype)
+        model = load_borrower(
+            path, Path(config.target), _embedding(config, target, device, dtype), device, dtype, by_rows
+        )
     else:
-        model = load(config.draft, path, device, dtype).model
+        model = load(config.draft, path, device, dtype, by_rows).model
     check_vocabulary(config, model)
     return model
 

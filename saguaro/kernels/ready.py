@@ -16,9 +16,14 @@ def ready(model: Transformer, dtype: torch.dtype) -> Transformer:
     if dtype == torch.int8:
         check_int8(model.device)
         pack_(model, Int8Weight, CPUProducts(Int8Weight), dtype)
-    elif dtype == torch.float32 and model.device.type == "cpu" and native.is_there():
+    elif packs(dtype, model.device):
         pack_(model, Float32Weight, CPUProducts(Float32Weight), dtype)
     return model
+
+
+def packs(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a model with weights of this dtype is packed on this device: it can then be loaded by rows."""
+    return device.type == "cpu" and dtype in (torch.int8, torch.float32) and native.is_there()
 
 
 def fastest(device: torch.device) -> torch.dtype:

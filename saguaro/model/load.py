@@ -64,11 +64,11 @@ def locate(name: str, revision: str | None = None, *, tokenizer_only: bool = Fal
     raise ModelNotFound(f"{name!r} is no folder, no .gguf file and no Hub id (owner/name); check the spelling")
 
 
-def load(name: str, path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
-    """Build the transformer and fill it from the folder or .gguf file at path."""
+def load(name: str, path: Path, device: torch.device, dtype: torch.dtype, by_rows: bool = False) -> Loaded:
+    """Build the transformer and fill it from the folder or .gguf file at path; by_rows: see Transformer."""
     if path.suffix == ".gguf":
         source = GGUFModel(path)
-        model = _allocate(source.spec, device, dtype)
+        model = _allocate(source.spec, device, dtype, by_rows=by_rows)
         fill(model, source.tensors(), path)
         factors = source.rope_factors()
         if factors is not None:
@@ -80,7 +80,7 @@ def load(name: str, path: Path, device: torch.device, dtype: torch.dtype) -> Loa
                 "the target it was made for"
             )
         spec = read_spec(path)
-        model = _allocate(spec, device, dtype, read_token_map(path, spec.n_vocab))
+        model = _allocate(spec, device, dtype, read_token_map(path, spec.n_vocab), by_rows)
         fill(model, safetensors_in(path), path)
     return Loaded(name, path, model)
 
@@ -96,7 +96,9 @@ def borrows(path: Path) -> bool:
     return bool(whose == "target")
 
 
-def load_borrower(path: Path, target: Path, embedding: Tensor, device: torch.device, dtype: torch.dtype) -> Transformer:
+def load_borrower(
+    path: Path, target: Path, embedding: Tensor, device: torch.device, dtype: torch.dtype, by_rows: bool = False
+) -> Transformer:
     """The model of a folder that borrows; embedding is that target's, [V, D] on this device and in this dtype."""
     spec = read_spec(path)
     if embedding.shape != (spec.n_vocab, spec.hidden):
@@ -107,7 +109,7 @@ def load_borrower(path: Path, target: Path, embedding: Tensor, device: torch.dev
     token_map = read_token_map(path, spec.n_vocab)
     if token_map is None:
         raise CorruptModel(f"{path} borrows its target's embedding and has no {TOKEN_MAP}; write the draft again")
-    model = borrower(spec, token_map, embedding, device, dtype)
+    model = borrower(spec, token_map, embedding, device, dtype, by_rows)
     fill(model, safetensors_in(path), path, is_lent=True)
     frequencies = read_json(path / "config.json")["saguaro"].get("frequencies")
     if frequencies is not None:
@@ -116,10 +118,15 @@ def load_borrower(path: Path, target: Path, embedding: Tensor, device: torch.dev
 
 
 def borrower(
-    spec: ModelSpec, token_map: Tensor, embedding: Tensor, device: torch.device, dtype: torch.dtype
+    spec: ModelSpec,
+    token_map: Tensor,
+    embedding: Tensor,
+    device: torch.device,
+    dtype: torch.dtype,
+    by_rows: bool = False,
 ) -> Transformer:
     """An empty model with a reduced head, token_map [head rows], that shares another's embedding [V, D]."""
-    model = _allocate(replace(spec, n_vocab=1), device, dtype, token_map)  # one row of an embedding that goes
+    model = _allocate(replace(spec, n_vocab=1), device, dtype, token_map, by_rows)  # one row of an embedding that goes
     model.spec = spec
     del model.embedding
     model.embedding = embedding
@@ -138,10 +145,10 @@ def read_embedding(path: Path, device: torch.device, dtype: torch.dtype) -> nn.P
 
 
 def _allocate(
-    spec: ModelSpec, device: torch.device, dtype: torch.dtype, token_map: Tensor | None = None
+    spec: ModelSpec, device: torch.device, dtype: torch.dtype, token_map: Tensor | None = None, by_rows: bool = False
 ) -> Transformer:
     try:
-        return Transformer(spec, device, dtype, token_map)
+        return Transformer(spec, device, dtype, token_map, by_rows)
     except RuntimeError as e:  # torch's out-of-memory errors, on any device
         reason = str(e).splitlines()[0]
         raise CapacityError(

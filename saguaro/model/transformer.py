@@ -126,9 +126,9 @@ class TorchProducts:
 TORCH = TorchProducts()
 
 
-def matrix(n_in: int, n_out: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-    """An empty [in, out] weight in the memory order that suits the device."""
-    if device.type == "cpu":
+def matrix(n_in: int, n_out: int, device: torch.device, dtype: torch.dtype, by_rows: bool = False) -> nn.Parameter:
+    """An empty [in, out] weight in the memory order that suits the device, or as checkpoints have it."""
+    if device.type == "cpu" and not by_rows:
         empty = torch.empty(n_in, n_out, device=device, dtype=dtype)
     else:
         empty = torch.empty(n_out, n_in, device=device, dtype=dtype).t()
@@ -149,21 +149,21 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:  # [T, h, d] in place,
 class Layer(nn.Module):
     """One transformer block: attention and gated MLP, each behind a norm and added to the stream."""
 
-    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, by_rows: bool = False) -> None:
         super().__init__()
         self.eps = spec.norm_eps
         n_q, n_kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
         self.norm1 = vector(spec.hidden, device, dtype)
-        self.qkv = matrix(spec.hidden, n_q + 2 * n_kv, device, dtype)
+        self.qkv = matrix(spec.hidden, n_q + 2 * n_kv, device, dtype, by_rows)
         self.qkv_bias = vector(n_q + 2 * n_kv, device, dtype) if spec.has_qkv_bias else None
         self.q_norm = vector(spec.head_dim, device, dtype) if spec.has_qk_norm else None
         self.k_norm = vector(spec.head_dim, device, dtype) if spec.has_qk_norm else None
-        self.out = matrix(n_q, spec.hidden, device, dtype)
+        self.out = matrix(n_q, spec.hidden, device, dtype, by_rows)
         self.out_bias = vector(spec.hidden, device, dtype) if spec.has_output_bias else None
         self.norm2 = vector(spec.hidden, device, dtype)
-        self.gate_up = matrix(spec.hidden, 2 * spec.intermediate, device, dtype)
+        self.gate_up = matrix(spec.hidden, 2 * spec.intermediate, device, dtype, by_rows)
         self.gate_up_bias = vector(2 * spec.intermediate, device, dtype) if spec.has_mlp_bias else None
-        self.down = matrix(spec.intermediate, spec.hidden, device, dtype)
+        self.down = matrix(spec.intermediate, spec.hidden, device, dtype, by_rows)
         self.down_bias = vector(spec.hidden, device, dtype) if spec.has_mlp_bias else None
 
     def forward(
@@ -188,6 +188,7 @@ class Transformer(nn.Module):
         device: torch.device,
         dtype: torch.dtype,
         token_map: Tensor | None = None,  # [head rows] int64: the token of each row of a reduced head
+        by_rows: bool = False,  # weights lie as checkpoints have them, for whoever packs them (saguaro.model.packed)
     ) -> None:
         super().__init__()
         self.spec, self.device, self.dtype = spec, device, dtype
@@ -195,14 +196,14 @@ class Transformer(nn.Module):
         self.weight_dtype, self.is_packed = dtype, False  # see saguaro.model.packed
         self.token_map = None if token_map is None else token_map.to(device)
         n_head = spec.n_vocab if token_map is None else len(token_map)
-        self.head = matrix(spec.hidden, n_head, device, dtype)
+        self.head = matrix(spec.hidden, n_head, device, dtype, by_rows)
         self.embedding: Tensor = self.head.t()  # [V, D]: a view when tied
         self.is_tied = spec.is_tied and token_map is None
         if not self.is_tied:
             self.embedding = nn.Parameter(
                 torch.empty(spec.n_vocab, spec.hidden, device=device, dtype=dtype), requires_grad=False
             )
-        self.layers = nn.ModuleList(Layer(spec, device, dtype) for _ in range(spec.n_layers))
+        self.layers = nn.ModuleList(Layer(spec, device, dtype, by_rows) for _ in range(spec.n_layers))
         self.norm = vector(spec.hidden, device, dtype)
         self._norms = self._read_through()
         self.frequencies = spec.rope.frequencies(spec.head_dim).to(device)  # [d / 2]

@@ -17,7 +17,7 @@ from saguaro.config import EngineConfig, SamplingParams
 from saguaro.engine.request import Request
 from saguaro.engine.scheduler import Commit
 from saguaro.errors import ConfigError, UnknownRequest
-from saguaro.kernels.ready import computed_in, ready
+from saguaro.kernels.ready import computed_in, packs, ready
 from saguaro.model.default import Progress
 from saguaro.model.load import Loaded, load
 from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
@@ -284,7 +284,7 @@ def build_engine(
     device = find_device("device", config.device)
     began = time.perf_counter()
     dtype = find_dtype(config, device)
-    loaded = load(name, path, device, computed_in(dtype))
+    loaded = load(name, path, device, computed_in(dtype), by_rows=packs(dtype, device))
     ready(loaded.model, dtype)
     filled = time.perf_counter()
     words = load_tokenizer(tokenizer or path, loaded.model.spec.n_vocab)

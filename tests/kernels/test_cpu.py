@@ -14,6 +14,10 @@ from saguaro.errors import ConfigError
 from saguaro.kernels import cpu, native
 from saguaro.kernels.cpu import CPUProducts, CPUWeight, Float32Weight, Int8Weight, Rows, mixed, multiply, prepared
 from saguaro.kernels.native import at, library
+from saguaro.kernels.ready import packs, ready
+from saguaro.model.load import load
+from saguaro.model.packed import packed_in
+from saguaro.model.tiny import write_tiny
 from saguaro.model.transformer import TORCH, Place, Stream, Turn
 
 EPS = 1e-5
@@ -278,3 +282,16 @@ class TestLibrary:
         x, found = draw(1, 32), torch.empty(1, 32)
         library().prepare_rows(at(x), 1, 32, 1, None, EPS, 32, at(found), None)
         assert torch.equal(found, x)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])  # tied, and not
+def test_a_model_loaded_by_rows_is_packed_to_the_same_bytes(family: str, tmp_path: Path) -> None:
+    path, device = write_tiny(tmp_path / "tiny", family), torch.device("cpu")
+    ways = [ready(load("tiny", path, device, torch.float32, by_rows).model, torch.int8) for by_rows in (False, True)]
+    assert packs(torch.int8, device)
+    assert torch.equal(ways[0].embedding, ways[1].embedding)
+    for one, other in zip(packed_in(ways[0]), packed_in(ways[1]), strict=True):
+        assert isinstance(one, Int8Weight)
+        assert isinstance(other, Int8Weight)
+        assert torch.equal(one.steps, other.steps)
+        assert torch.equal(one.scales, other.scales)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import bench.grown
 from bench.grown import SHAPES, Grown, Shape, agreement, choices, find_epsilon, forward, grow, place_heads
@@ -102,10 +102,10 @@ def test_frequencies_that_no_config_tells(source: Transformer, tmp_path: Path) -
 
 
 def test_weights_in_the_memory_order_of_a_gpu(source: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def column_major(n_in: int, n_out: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-        return nn.Parameter(torch.empty(n_out, n_in, device=device, dtype=dtype).t(), requires_grad=False)
-
-    monkeypatch.setattr(transformer, "matrix", column_major)
+    matrix = transformer.matrix
+    monkeypatch.setattr(
+        transformer, "matrix", lambda n_in, n_out, device, dtype, _: matrix(n_in, n_out, device, dtype, True)
+    )
     grown = grow_small(source)
     assert not grown.model.head.is_contiguous()
     assert_same_function(grown.model, source)
