@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -124,6 +125,26 @@ def test_requests_that_are_not_prepared_for_are_never_hit(
     assert not any(row.source == "cache" for row in rows if row.request in plain)
     assert any(row.source == "cache" for row in rows if row.request not in plain) == (every > 1)
     assert all(len(row.drafted) == row.length for row in rows)
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_nobody_who_looks_on_keeps_a_device_waiting(
+    kind: str, target: Transformer, truth: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it computes by itself, the next round is launched before observers are told of the last."""
+    rig = new_rig(under("shared", "ssd"), target, target.without([1]), kernels=KERNELS[kind]())
+    launched, launch = [0], rig.round.verifier.launch
+    told: list[tuple[int, int]] = []
+
+    def count(*given: Any) -> Any:
+        launched[0] += 1
+        return launch(*given)
+
+    monkeypatch.setattr(rig.round.verifier, "launch", count)
+    rig.round.observers.append(lambda event: told.append((event.number, launched[0])))
+    assert rig.run(new_requests(n=N_REQUESTS)) == truth
+    n_ahead = int(rig.round.verifier.runs_ahead)
+    assert told == [(number, min(number + n_ahead, len(told))) for number in range(1, len(told) + 1)]
 
 
 @pytest.mark.parametrize("most", [1, 8, 16, 64])
