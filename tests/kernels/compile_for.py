@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32"}
-TYPES |= {torch.float64: "*fp64"}
+NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.int32: "i32", torch.int64: "i64"}
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 LIMITS = {"89": 99 * 1024, "90": 227 * 1024, "gfx942": 64 * 1024}  # bytes of shared memory that a program may have
 META = torch.device("meta")
@@ -47,12 +46,13 @@ def main(name: str) -> None:
         constants: dict[tuple[int], Any] = {}
         facts: dict[tuple[int], Any] = {}
         for index, (parameter, word) in enumerate(zip(self.params, self.arg_names, strict=True)):
-            value, is_fixed = given[word], not parameter.do_not_specialize
-            if parameter.is_constexpr or (is_fixed and isinstance(value, int) and value == 1):
+            value = given[word]
+            is_special = isinstance(value, int) and not parameter.do_not_specialize  # Triton looks at such numbers
+            if parameter.is_constexpr or (is_special and value == 1):
                 signature[word], constants[index,] = "constexpr", value
                 continue
-            signature[word] = TYPES[value.dtype] if isinstance(value, Tensor) else kind_of(value)
-            if isinstance(value, Tensor) or (is_fixed and isinstance(value, int) and value % 16 == 0):
+            signature[word] = f"*{NAMES[value.dtype]}" if isinstance(value, Tensor) else kind_of(value)
+            if isinstance(value, Tensor) or (is_special and value % 16 == 0):
                 facts[index,] = [["tt.divisibility", 16]]
         options = {word: keywords[word] for word in OPTIONS if word in keywords}
         key = f"{self.__name__} {signature} {constants} {facts} {options}"
@@ -142,4 +142,6 @@ def launch_planning() -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in LIMITS:
+        sys.exit(f"the arguments are {sys.argv[1:]}; give one of {', '.join(LIMITS)}")
     main(sys.argv[1])
