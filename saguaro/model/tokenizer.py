@@ -3,13 +3,15 @@
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from saguaro.errors import ConfigError, RequestError, TokenizerMismatch
+from saguaro.errors import RequestError, TokenizerMismatch
+from saguaro.model.chat_template import ChatTemplate, Message, check_messages
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.gguf_tokenizer import build_tokenizer, token_text
+from saguaro.model.specials import Specials
 
-Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
+T = TypeVar("T")
 
 
 class Tokenizer:
@@ -21,6 +23,7 @@ class Tokenizer:
         self.n_vocab: int = max(self.spelling) + 1  # ids the tokenizer can make or read
         self.eos_id: int | None = inner.eos_token_id
         self._backend = getattr(inner, "backend_tokenizer", None)  # which decodes in a fifth of the time
+        self._specials = Specials(self._backend) if self._backend is not None else None
 
     def copy(self) -> "Tokenizer":
         """One that another thread can use at the same time."""
@@ -30,28 +33,44 @@ class Tokenizer:
         """Tokens of a plain text, with the special tokens the model puts around one unless these are not wanted."""
         return list(self.inner(_check_text(text), add_special_tokens=special)["input_ids"])
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of a conversation, ready for the assistant's next turn."""
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template; raises where it has none."""
+        source = self.inner.chat_template
+        if isinstance(source, Mapping):  # several by name
+            source = source.get("default")
+        if source is None:
+            raise TokenizerMismatch(f"{self.name} has no chat template; use generate with a plain prompt")
+        return ChatTemplate(source, self.inner.special_tokens_map, self.name)
+
+    def encode_chat(self, messages: Sequence[Message], *, parse_special: bool = False, **options: Any) -> list[int]:
+        """Tokens of a conversation, ready for the assistant's next turn; options are those of ChatTemplate.render.
+
+        A special token that a message spells out is text, unless parse_special.
+        """
         check_messages(messages)
-        return self.encode(self._conversation(messages), special=False)
+        hidden, options = (messages, options) if parse_special else (self.hide(messages), self.hide(options))
+        return self.encode_rendered(self.chat_template.render(hidden, **options))
+
+    def hide(self, value: T) -> T:
+        """A value for a template to render, in which special tokens that its strings spell out are marked as text."""
+        hidden: T = value if self._specials is None else self._specials.hide(value)
+        return hidden
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Tokens of a text that a template rendered; marks of `hide` are the text they stand for."""
+        if self._specials is not None and self._specials.are_hidden(text):
+            return self._specials.encode(_check_text(text))
+        return self.encode(text, special=False)
 
     def encode_opening(self) -> list[int]:
         """Tokens of a conversation up to where its first user's message begins."""
         mark = "\u2063saguaro\u2063"  # nobody's words
-        before, *after = self._conversation([{"role": "user", "content": mark}]).split(mark)
+        before, *after = self.chat_template.render([{"role": "user", "content": mark}]).split(mark)
         tokens = self.encode(before, special=False)
         if len(after) != 1 or not tokens:
             raise TokenizerMismatch(f"the chat template of {self.name} does not say where a user's message begins")
         return tokens
-
-    def _conversation(self, messages: Sequence[Message]) -> str:
-        """A conversation as the chat template writes it, ready for the assistant's next turn."""
-        if self.inner.chat_template is None:
-            raise TokenizerMismatch(f"{self.name} has no chat template; use generate with a plain prompt")
-        try:
-            return str(self.inner.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
-        except Exception as e:  # a template is a program: it raises what it likes
-            raise RequestError(f"the chat template of {self.name} refuses this conversation: {e}") from e
 
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
         """Text of these tokens, special ones left out unless they are wanted."""
@@ -68,15 +87,6 @@ def _check_text(text: str) -> str:
     except UnicodeEncodeError as e:
         raise RequestError(f"the text has {text[e.start]!r} at {e.start}, which is not a character; repair it") from e
     return text
-
-
-def check_messages(messages: Sequence[Message]) -> None:
-    """A conversation is a list of {"role": ..., "content": ...}, not empty."""
-    if not messages:
-        raise ConfigError("messages is empty; give at least one message")
-    for message in messages:
-        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-            raise ConfigError(f"a message is {message!r}; it must be a mapping with 'role' and 'content'")
 
 
 def load_tokenizer(path: Path, n_vocab: int) -> Tokenizer:

@@ -20,8 +20,8 @@ from typing import Any
 from saguaro.config import EngineConfig, SamplingParams, build
 from saguaro.errors import ConfigError, RequestError, SaguaroError
 from saguaro.model import default
+from saguaro.model.chat_template import Message
 from saguaro.model.load import locate
-from saguaro.model.tokenizer import Message
 from saguaro.serve.engine import Engine, build_engine
 from saguaro.serve.results import Delta, Result
 

@@ -47,6 +47,6 @@ async def chat(service: Service, body: ChatRequest, request: Request) -> Respons
     params, messages = check_asking(service, body, 1), body.conversation()
     with ExitStack() as stack:
         ticket = stack.enter_context(service.front.ticket(params.n, service.limits.request_timeout))
-        tokens = await service.read(service.encode_chat, messages, params)
+        tokens = await service.read(service.encode_chat, messages, params, bool(body.parse_special_tokens))
         shape = ChatShape(service.tokenizer, params.logprobs is not None)
         return await respond(service, Question(request, body, params, [tokens], shape), stack, ticket)

@@ -174,6 +174,8 @@ class ChatRequest(Sampling):
     """Whether each token's log-probability is reported."""
     top_logprobs: int | None = None
     """So many alternatives are reported with it."""
+    parse_special_tokens: bool | None = None
+    """Whether special tokens that messages spell out, such as <|im_end|>, are tokens; otherwise they are text."""
 
     def params(self) -> SamplingParams:
         """How it is decoded; raises if that cannot be."""
@@ -222,6 +224,8 @@ class TokenizeRequest(Body):
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     """Whether a text gets the special tokens that the model puts around one."""
+    parse_special_tokens: bool | None = None
+    """Whether special tokens that messages spell out are tokens; otherwise they are text."""
     return_token_strs: bool | None = None
     """Whether the tokens are also told as text."""
 

@@ -59,10 +59,10 @@ class Service:
         self.engine.check(tokens, params)
         return tokens
 
-    def encode_chat(self, messages: list[dict[str, str]], params: SamplingParams) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, str]], params: SamplingParams, parse_special: bool) -> list[int]:
         """A conversation's tokens, of which it is known that they can be served."""
         self.check_text("".join(message["content"] for message in messages))
-        tokens = self.tokenizer.encode_chat(messages)
+        tokens = self.tokenizer.encode_chat(messages, parse_special=parse_special)
         self.engine.check(tokens, params)
         return tokens
 

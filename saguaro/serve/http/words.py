@@ -1,5 +1,6 @@
 """POST /tokenize and /detokenize, in vLLM's shapes."""
 
+from functools import partial
 from typing import Any
 
 from saguaro.serve.http.errors import APIError
@@ -17,7 +18,8 @@ async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
     if body.messages is not None:
         messages = [message.plain() for message in body.messages]
         service.check_text("".join(message["content"] for message in messages))
-        tokens = await service.read(words.encode_chat, messages)
+        parse = bool(body.parse_special_tokens)
+        tokens = await service.read(partial(words.encode_chat, messages, parse_special=parse))
     else:
         assert body.prompt is not None
         service.check_text(body.prompt)

@@ -26,6 +26,7 @@ BAD: list[tuple[tuple[str, Any], int, str, str | None]] = [  # what is sent, sta
     ((CHAT, {"messages": []}), 400, "at least 1", "messages"),
     ((CHAT, {"messages": "the"}), 400, "valid list", "messages"),
     ((CHAT, {"messages": [{"content": "the"}]}), 400, "role: Field required", "messages.0.role"),
+    ((CHAT, {"messages": [{"role": "banana", "content": "the"}]}), 400, "role is 'banana'; it must be one of", "role"),
     ((CHAT, {"messages": [{"role": "user"}]}), 400, "has no text", "messages"),
     ((CHAT, {"messages": [{"role": "user", "content": 3}]}), 400, "valid string", "messages.0.content"),
     (

@@ -139,6 +139,17 @@ def test_a_message_may_come_in_parts_and_a_developer_is_the_system(server: Runni
     assert (first["count"], first["max_model_len"]) == (len(first["tokens"]), 256)
 
 
+def test_special_tokens_in_a_message_are_text_unless_asked_for(server: Running) -> None:
+    body = {"messages": [{"role": "user", "content": "the <|end|>"}]}
+    assert 256 not in server.post("/tokenize", body).json()["tokens"]
+    assert 256 in server.post("/tokenize", body | {"parse_special_tokens": True}).json()["tokens"]
+    counts = [
+        server.post("/v1/chat/completions", body | more | {"max_tokens": 1}).json()["usage"]["prompt_tokens"]
+        for more in ({}, {"parse_special_tokens": True})
+    ]
+    assert counts[0] == counts[1] + len("<|end|>") - 1
+
+
 def test_tokenize_and_detokenize_are_inverse(server: Running) -> None:
     found = server.post("/tokenize", {"prompt": "the énd", "return_token_strs": True, "model": "tiny"}).json()
     assert (found["count"], len(found["token_strs"])) == (len(found["tokens"]), len(found["tokens"]))

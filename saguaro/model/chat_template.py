@@ -1,0 +1,152 @@
+"""Conversations to text: a model's chat template, run in jinja2's sandbox.
+
+A template comes with the model, so it is a program from elsewhere. It sees messages, tools and variables, and returns
+text; it can neither import nor call anything that is not listed here. The environment is the one that templates on the
+Hub are written for: blocks are trimmed, `tojson` does not escape HTML, `raise_exception` and `strftime_now` exist.
+
+A ChatTemplate holds plain values only, so it can be sent to another process.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+import jinja2.runtime
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from saguaro.errors import ConfigError, RequestError
+
+Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template and the variables it always sees (bos_token, eos_token, ...)."""
+
+    source: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    name: str = "the model"  # whose template it is, for messages
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The variables that the template reads.
+
+        >>> sorted(ChatTemplate("{% for m in messages %}{{ eos_token }}{% endfor %}{{ tools }}").names)
+        ['eos_token', 'messages', 'tools']
+        """
+        try:
+            return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(self.source)))
+        except jinja2.TemplateError as e:
+            raise RequestError(f"the chat template of {self.name} cannot be read: {e}") from e
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The conversation as text, ready for the assistant's next turn, or cut off where its last turn goes on.
+
+        >>> chat = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}")
+        >>> chat.render([{"role": "user", "content": "Hi"}])
+        '[user] Hi '
+        >>> chat.render([{"role": "assistant", "content": "One, two"}], continue_final_message=True)
+        '[assistant] One, two'
+        """
+        end = ""
+        if continue_final_message:
+            end = f"\U000f0002{secrets.token_hex(8)}\U000f0002"
+            messages = [*messages[:-1], _marked(messages[-1], end)]
+        given = {
+            **self.variables,
+            **variables,
+            "messages": [dict(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        }
+        try:
+            text = _compiled(self.source).render(given)
+        except Exception as e:  # a template is a program: it raises what it likes
+            raise RequestError(f"the chat template of {self.name} refuses this conversation: {str(e)[:500]}") from e
+        if not end:
+            return text
+        before, found, _ = text.rpartition(end)
+        if not found:
+            raise RequestError(f"the chat template of {self.name} leaves the last message out: it cannot be continued")
+        return before
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """A conversation is a list of {"role": ..., "content": ...}, not empty; roles are those of ROLES."""
+    if not messages:
+        raise ConfigError("messages is empty; give at least one message")
+    for message in messages:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            raise ConfigError(f"a message is {message!r:.200}; it must be a mapping with 'role' and 'content'")
+        if message["role"] not in ROLES:
+            raise ConfigError(f"role is {message['role']!r:.100}; it must be one of {', '.join(ROLES)}")
+
+
+def _marked(message: Message, mark: str) -> dict[str, Any]:
+    """A message whose content ends with a mark."""
+    if not isinstance(message["content"], str):
+        raise ConfigError("the last message has no text; it cannot be continued")
+    return {**message, "content": message["content"] + mark}
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %}: marks the assistant's own words for training. Here it writes its contents."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
+        """The statements between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": _time_now}
+    return environment
+
+
+@lru_cache(maxsize=16)
+def _compiled(source: str) -> jinja2.Template:
+    return _environment().from_string(source)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _time_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
