@@ -356,7 +356,7 @@ def finish(attackers: "subprocess.Popen[str]", kill: bool = False) -> dict[str, 
     if kill:
         attackers.kill()
     out = attackers.communicate()[0]
-    return {} if kill else json.loads(out)  # type: ignore[no-any-return]
+    return {} if kill else dict(json.loads(out))
 
 
 def settle(pid: int, n_descriptors: int, n_processes: int) -> str:

@@ -2,16 +2,19 @@
 
 python -m bench.load --seconds 600                         # SmolLM2-135M-Instruct
 python -m bench.load --seconds 60 --model tiny             # a tiny random model: thousands of requests
+python -m bench.load --seconds 3600 --attacks bodies grammars headers   # and these attacks of bench.attack beside them
 
-The server runs in this process, so that its books can be looked at; the clients, and who asks for its health, run in
-processes of their own. It fails if a request ends without a last event, if a page is not given back, if memory grows,
-or if /health takes longer than a second.
+One request in six must keep to a form (a schema, an expression, choices), and its text is checked. The server runs in
+this process, so that its books can be looked at; clients, attackers and the one that asks for /health run in processes
+of their own. It fails if a request ends without a last event, if an output breaks its form, if a page is not given
+back, if memory grows, or if /health takes longer than a second.
 """
 
 import asyncio
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,8 @@ import httpx
 import tyro
 import uvicorn
 
+from bench.attack import Args as AttackArgs
+from bench.attack import finish, start_attack
 from saguaro import LLM
 from saguaro.model.tiny import write_tiny
 from saguaro.serve.http.app import create_app
@@ -35,6 +41,12 @@ from saguaro.serve.http.service import Service
 from saguaro.serve.serving import Server
 from saguaro.transport.process import Process
 
+FORMS: list[tuple[dict[str, Any], str]] = [  # and what the whole text then matches
+    ({"regex": "(yes|no), [a-z]{3,8}\\."}, r"(yes|no), [a-z]{3,8}\."),
+    ({"choice": ["saguaro", "cholla", "ocotillo"]}, r"saguaro|cholla|ocotillo"),
+    ({"json": {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}, "required": ["n"]}}, r"\{.*"),
+    ({"grammar": 'start: "<" ("a" | "b")+ ">"'}, r"<[ab]+>"),
+]
 GROWTH = 1.05  # memory at the end, of what it was after the first quarter
 WORDS = ("saguaro", "cactus", "desert", "water", "night", "the", "of", "and", "bloom", "owl", "ribs", "spine", "rain")
 NONSENSE: list[Any] = [
@@ -68,6 +80,8 @@ class Args:
     """Seconds between two deaths of the draft."""
     max_tokens: int = 48
     seed: int = 0
+    attacks: tuple[str, ...] = ()
+    """Attacks of bench.attack to go on meanwhile."""
     role: str = "server"
     """server; or, for a process that this one starts, clients or health."""
     url: str = ""
@@ -126,9 +140,14 @@ async def _stream(http: httpx.AsyncClient, chance: random.Random, args: Args) ->
         "ignore_eos": True,
         "stream": True,
     }
+    form, pattern = chance.choice(FORMS) if chance.random() < 1 / 6 else (None, "")
+    if form is not None:
+        body |= {"structured_outputs": form, "ignore_eos": False, "max_tokens": 64}
     leaves_after = chance.randint(0, 20) if chance.random() < 1 / 3 else None
     n_ends = n_events = 0
     last = ""
+    texts: dict[int, str] = {}  # of outputs, by index
+    stopped: set[int] = set()  # that ended by themselves, so their form is complete
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         if answer.status_code == 429:
             await answer.aread()
@@ -144,11 +163,25 @@ async def _stream(http: httpx.AsyncClient, chance: random.Random, args: Args) ->
                 event = json.loads(last)
                 if "error" in event:
                     return f"FAILED {event['error']['message']}"
-                n_ends += sum(choice["finish_reason"] is not None for choice in event["choices"])
+                for choice in event["choices"]:
+                    n_ends += choice["finish_reason"] is not None
+                    texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+                    if choice["finish_reason"] == "stop":
+                        stopped.add(choice["index"])
             n_events += 1
             if leaves_after is not None and n_events > leaves_after:
                 return "left"
-    return "finished" if last == "[DONE]" and n_ends == body["n"] else f"FAILED {n_ends} ends, then {last[:50]!r}"
+    if last != "[DONE]" or n_ends != body["n"]:
+        return f"FAILED {n_ends} ends, then {last[:50]!r}"
+    return _verdict(form, pattern, [texts[at] for at in stopped])
+
+
+def _verdict(form: dict[str, Any] | None, pattern: str, texts: Sequence[str]) -> str:
+    """Whether texts that are complete keep to their form."""
+    if form is None:
+        return "finished"
+    broken = [text for text in texts if not re.fullmatch(pattern, text, re.DOTALL)]
+    return f"FAILED {broken[0]!r} is not {form}" if broken else "finished, in its form"
 
 
 def watch_health(args: Args) -> list[float]:
@@ -189,9 +222,12 @@ def serve(args: Args, folder: Path) -> int:
         time.sleep(0.01)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     parts = {role: _start(args, role, url) for role in ("clients", "health")}
+    attackers = start_attack(AttackArgs(seconds=args.seconds, only=args.attacks), url) if args.attacks else None
     memory = _watch(args, llm, service, parts["clients"])
     ended: dict[str, int] = json.loads(parts["clients"].communicate()[0])
     health: list[float] = json.loads(parts["health"].communicate()[0])
+    for how, n in sorted(finish(attackers).items() if attackers else ()):
+        print(f"{n:8}  {how}")
     server.handle_exit(signal.SIGTERM, None)
     thread.join()
     return report(llm, service, ended, health, memory)
