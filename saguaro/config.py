@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from saguaro.errors import ConfigError
+from saguaro.errors import ConfigError, short
 
 T = TypeVar("T")
 
@@ -327,9 +327,9 @@ def build(kind: type[T], **values: Any) -> T:
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     for key in values:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
+            near = difflib.get_close_matches(key[:100], known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-            raise ConfigError(f"unknown key {key!r}; {hint}")
+            raise ConfigError(f"unknown key {short(key)}; {hint}")
     return kind(**values)
 
 
@@ -363,7 +363,7 @@ def _all_of(kind: type, name: str, values: Any) -> tuple[Any, ...]:
     """A list of one type as a tuple."""
     for value in values if isinstance(values, list | tuple) else [values]:
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise ConfigError(f"{name} holds {value!r}; it must be a list of {kind.__name__}")
+            raise ConfigError(f"{name} holds {short(value)}; it must be a list of {kind.__name__}")
     return tuple(values)
 
 
@@ -375,20 +375,18 @@ def _schema(value: Any) -> str:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
         is_object = isinstance(json.loads(text), dict)
     except (ValueError, TypeError, RecursionError) as e:
-        raise ConfigError(f"structured.json is {_short(value)}, which is not JSON ({e}); give a JSON schema") from e
+        raise ConfigError(f"structured.json is {short(value)}, which is not JSON ({e}); give a JSON schema") from e
     _check("structured.json", value, is_object and _is_unicode(text), "a JSON schema that is an object, or True")
     return text
 
 
 def _is_unicode(text: str) -> bool:
     """Whether this can be written in UTF-8: JSON allows half a surrogate pair, UTF-8 does not."""
-    return not any("\ud800" <= c <= "\udfff" for c in text)
-
-
-def _short(value: object) -> str:
-    """Enough of a value to know it again."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _bias(values: Any) -> dict[int, float]:
@@ -396,12 +394,12 @@ def _bias(values: Any) -> dict[int, float]:
     try:
         return {int(token): float(bias) for token, bias in values.items()}
     except (AttributeError, TypeError, ValueError) as e:
-        raise ConfigError(f"logit_bias is {values!r}; it must map token ids to numbers") from e
+        raise ConfigError(f"logit_bias is {short(values)}; it must map token ids to numbers") from e
 
 
 def _check(name: str, value: object, ok: bool, limit: str) -> None:
     if not ok:
-        raise ConfigError(f"{name} is {_short(value)}; it must be {limit}")
+        raise ConfigError(f"{name} is {short(value)}; it must be {limit}")
 
 
 def _check_types(config: object) -> None:
@@ -414,4 +412,4 @@ def _check_types(config: object) -> None:
         value = getattr(config, name)
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
-            raise ConfigError(f"{name} is {value!r}; it must be of type {wanted}")
+            raise ConfigError(f"{name} is {short(value)}; it must be of type {wanted}")

@@ -21,8 +21,25 @@
         ├── TimedOut            it took longer than a request may
         └── ReaderTooSlow       nobody takes what was generated
 
-A message names what was given, what the limit is, and what to do about it.
+A message names what was given (`short`), what the limit is, and what to do about it.
 """
+
+import reprlib
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict = 4, 8, 8, 8
+_SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 80, 80, 80
+MAX_SHORT = 100  # characters
+
+
+def short(value: object) -> str:
+    """Enough of a value to know it again; a large one is not written out on the way.
+
+    >>> short("banana"), short([1] * 10**6), short({"key": "x" * 10**6})[:20]
+    ("'banana'", '[1, 1, 1, 1, 1, 1, 1, 1, ...]', "{'key': 'xxxxxxxxxxx")
+    """
+    text = _SHORT.repr(value)
+    return text if len(text) <= MAX_SHORT else f"{text[: MAX_SHORT - 3]}..."
 
 
 class SaguaroError(Exception):

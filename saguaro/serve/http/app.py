@@ -2,19 +2,20 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, FastAPI, Header, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from saguaro import __version__
 from saguaro.serve.http.chat import chat
 from saguaro.serve.http.completions import complete
-from saguaro.serve.http.errors import APIError, ErrorResponse, install_handlers
+from saguaro.serve.http.errors import ErrorResponse, install_handlers
 from saguaro.serve.http.guard import BodyGuard, KeyGuard
 from saguaro.serve.http.page import page_routes
 from saguaro.serve.http.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from saguaro.serve.http.route import body_route
 from saguaro.serve.http.service import Service
 from saguaro.serve.http.words import detokenize, tokenize
 
@@ -50,35 +51,31 @@ def create_app(service: Service, *, api_keys: Sequence[str] = (), allowed_origin
     return app
 
 
-def _is_json(content_type: Annotated[str, Header(include_in_schema=False)] = "") -> None:
-    """A body is JSON and says so: a web page elsewhere cannot make a browser send that unasked."""
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise APIError(415, f"the body is of type {content_type[:100]!r}; send Content-Type: application/json")
-
-
 def _text_routes(app: FastAPI, service: Service) -> None:
-    post: dict[str, Any] = {"dependencies": [Depends(_is_json)], "responses": _REFUSALS, "response_model": None}
+    routes = APIRouter(route_class=body_route(service))
+    post: dict[str, Any] = {"responses": _REFUSALS, "response_model": None}
 
-    @app.post("/v1/chat/completions", **post)
+    @routes.post("/v1/chat/completions", **post)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         return await chat(service, body, request)
 
-    @app.post("/v1/completions", **post)
+    @routes.post("/v1/completions", **post)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
         return await complete(service, body, request)
 
-    @app.post("/tokenize", **post)
-    async def to_tokens(body: TokenizeRequest) -> Response:
+    @routes.post("/tokenize", **post)
+    async def to_tokens(body: TokenizeRequest, request: Request) -> Response:
         """Tokens of a text or a conversation."""
         return JSONResponse(await tokenize(service, body))
 
-    @app.post("/detokenize", **post)
-    async def to_text(body: DetokenizeRequest) -> Response:
+    @routes.post("/detokenize", **post)
+    async def to_text(body: DetokenizeRequest, request: Request) -> Response:
         """Text of tokens."""
         return JSONResponse(await detokenize(service, body))
+
+    app.include_router(routes)
 
 
 def _state_routes(app: FastAPI, service: Service) -> None:

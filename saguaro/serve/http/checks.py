@@ -10,7 +10,6 @@ from saguaro.serve.http.structured import structured
 
 # What is looked at for every token: more would make everybody wait.
 MAX_STOPS, MAX_STOP_CHARS = 64, 1024
-MAX_BIASES = 1024
 
 
 def check_asking(service: Service, body: ChatRequest | CompletionRequest, n_prompts: int) -> SamplingParams:
@@ -41,6 +40,3 @@ def _check_lists(params: SamplingParams) -> None:
     if longest > MAX_STOP_CHARS:
         message = f"stop has a string of {longest} characters; at most {MAX_STOP_CHARS} are looked for"
         raise APIError(400, message, param="stop")
-    if len(params.logit_bias) > MAX_BIASES:
-        message = f"logit_bias has {len(params.logit_bias)} tokens; at most {MAX_BIASES} are changed"
-        raise APIError(400, message, param="logit_bias")

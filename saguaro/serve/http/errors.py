@@ -1,11 +1,10 @@
 """Errors as the OpenAI API words them: {"error": {"message", "type", "param", "code"}}, and the status of each."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -13,6 +12,7 @@ from starlette.exceptions import HTTPException
 from saguaro.errors import ConfigError, Overloaded, ReaderTooSlow, RequestError, SaguaroError, TimedOut, Unavailable
 
 RETRY_AFTER = {"Retry-After": "1"}  # seconds
+MAX_MESSAGE, MAX_PARAM = 1000, 100  # characters: what a client sent is not sent back at length
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _STATUS: Mapping[type[SaguaroError], int] = {
@@ -45,8 +45,8 @@ class APIError(Exception):
     """A response that is not a success."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        super().__init__(_cut(message, MAX_MESSAGE))
+        self.status, self.param, self.code = status, _cut(param, MAX_PARAM) if param else param, code
 
     @property
     def headers(self) -> dict[str, str] | None:
@@ -83,10 +83,6 @@ def install_handlers(app: FastAPI) -> None:
     async def on_own_error(_: Request, e: SaguaroError) -> JSONResponse:
         return api_error(e).response()
 
-    @app.exception_handler(RequestValidationError)
-    async def on_bad_body(_: Request, e: RequestValidationError) -> JSONResponse:
-        return _validation_error(e.errors()).response()
-
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, e: HTTPException) -> JSONResponse:
         message = f"{request.method} {request.url.path}: {e.detail}" if e.status_code in (404, 405) else str(e.detail)
@@ -99,13 +95,13 @@ def install_handlers(app: FastAPI) -> None:
         return APIError(500, f"internal error: {type(e).__name__}").response()
 
 
-def _validation_error(errors: Sequence[Any]) -> APIError:
-    """What is wrong, by the name that the client knows it by. Of alternatives, what came closest went deepest."""
-    first = max(errors, key=lambda error: len(error["loc"]))
-    if first["type"] == "json_invalid":
-        return APIError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
-    place = [str(part) for part in first["loc"] if part != "body"]
-    # In a union pydantic names the alternatives, such as list[str]: no part of what the client wrote.
-    known = [part for part in place if re.fullmatch(r"[a-z_]+|\d+", part) and part not in ("str", "int")]
-    param = ".".join(known) or None
-    return APIError(400, f"{param or 'the body'}: {first['msg']}", param=param)
+def _cut(text: str, most: int) -> str:
+    """A text of at most so many characters; beginning and end are kept, as the end has the remedy.
+
+    >>> _cut("stop is 'aaaaaaaaaaaaaaaa'; shorten it", 30)
+    "stop is 'aaaa ... ; shorten it"
+    """
+    if len(text) <= most:
+        return text
+    half = (most - 5) // 2
+    return f"{text[: most - 5 - half]} ... {text[-half:]}"

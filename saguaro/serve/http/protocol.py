@@ -8,12 +8,13 @@ import ast
 import difflib
 import inspect
 import textwrap
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, create_model
+from pydantic_core import CoreSchema
 
 from saguaro.config import SamplingParams, build
-from saguaro.errors import ConfigError
+from saguaro.errors import ConfigError, short
 from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.neutral import IGNORED, NEUTRAL
 
@@ -44,11 +45,38 @@ def _derived() -> dict[str, Any]:
 
 DERIVED = tuple(_derived())
 
+MAX_BIASES = 1024  # what is looked at for every token: more would make everybody wait
+
+
+def _fail_fast(schema: Any) -> None:
+    """Have every list in a schema end at its first bad item: a million errors take as long as a million items."""
+    parts = (
+        schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list | tuple) else ()
+    )
+    for name, part in parts:
+        if name != "metadata":
+            _fail_fast(part)
+    if isinstance(schema, dict) and schema.get("type") == "list":
+        schema["fail_fast"] = True
+
+
+def _few_biases(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        message = f"logit_bias has {len(value)} tokens; at most {MAX_BIASES} are changed"
+        raise APIError(400, message, param="logit_bias")
+    return value
+
 
 class Body(BaseModel):
-    """A body: numbers are numbers and text is text."""
+    """A body: numbers are numbers and text is text. The first bad item of a list is the only one looked at."""
 
     model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
 
     def check_extra(self) -> None:
         """Refuse what is wanted and not there."""
@@ -58,12 +86,12 @@ class Body(BaseModel):
             if name in NEUTRAL:
                 if not any(type(value) is type(none) and value == none for none in NEUTRAL[name]):
                     raise APIError(
-                        400, f"{name} is {_short(value)}; Saguaro does not support it: leave it out", param=name
+                        400, f"{name} is {short(value)}; Saguaro does not support it: leave it out", param=name
                     )
                 continue
-            near = difflib.get_close_matches(name, type(self).model_fields, n=1)
+            near = difflib.get_close_matches(name[:100], type(self).model_fields, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "leave it out"
-            raise APIError(400, f"unknown parameter {_short(name)}; {hint}", param=name[:100])
+            raise APIError(400, f"unknown parameter {short(name)}; {hint}", param=name)
 
 
 class StreamOptions(Body):
@@ -115,7 +143,7 @@ class Asking(Body):
     """Strings that end the output; not part of it."""
     stop_token_ids: list[int] | None = None
     """Token ids that end the output, beside the model's own."""
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few_biases)] = None
     """Add to the logits of these token ids."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -157,7 +185,7 @@ class ChatMessage(Body):
         """The turn as chat templates read it."""
         if self.tool_calls or self.content is None:
             raise APIError(
-                400, f"a message of {self.role!r} has no text; tool calls are not supported", param="messages"
+                400, f"a message of {short(self.role)} has no text; tool calls are not supported", param="messages"
             )
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         named = {"name": self.name} if self.name is not None else {}
@@ -235,8 +263,3 @@ class DetokenizeRequest(Body):
 
     model: str | None = None
     tokens: list[int]
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,20 +1,23 @@
 """What every endpoint needs: the engine's front, names, limits, and words into tokens without holding anybody up."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+from pydantic import BaseModel
 
 from saguaro.config import SamplingParams
 from saguaro.errors import PromptTooLong
 from saguaro.serve.engine import Engine
 from saguaro.serve.front import Front
+from saguaro.serve.http.body import SMALL, read_body
 from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.limits import Limits
+from saguaro.serve.http.readers import Readers
 from saguaro.serve.prometheus import Metrics
 
 T = TypeVar("T")
+B = TypeVar("B", bound=BaseModel)
 
 READERS = 4  # threads that read prompts, beside the event loop and the engine: a long one must not hold up the others
 
@@ -31,7 +34,9 @@ class Service:
         self.tokenizer = engine.tokenizer.copy()  # the engine's thread has its own
         self.tokenizer.encode(" ")  # the first call may change settings, which nobody else may see happen
         self._longest_word = max(len(text) for text in self.tokenizer.spelling.values())
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="saguaro-tokens")
+        self._readers = Readers(READERS, "saguaro-tokens")
+        # One thread: pydantic holds the interpreter while it works, so the event loop waits for one body at most.
+        self._bodies = Readers(1, "saguaro-bodies")
 
     async def start(self) -> None:
         """Begin to serve."""
@@ -40,7 +45,8 @@ class Service:
     async def close(self) -> None:
         """End everything."""
         await self.front.close()
-        self._readers.shutdown(wait=False)
+        self._readers.close()
+        self._bodies.close()
 
     def check_model(self, name: str | None) -> None:
         """Refuse a name that is not served."""
@@ -50,7 +56,11 @@ class Service:
 
     async def read(self, function: Callable[..., T], *args: object) -> T:
         """Call a function of the tokenizer beside everything else."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, function, *args)
+        return await self._readers.call(function, *args)
+
+    async def read_body(self, kind: type[B], raw: bytes) -> B:
+        """The model of a body; a large one is read beside everything else."""
+        return read_body(kind, raw) if len(raw) <= SMALL else await self._bodies.call(read_body, kind, raw)
 
     def encode(self, prompt: str | list[int], params: SamplingParams) -> list[int]:
         """A prompt's tokens, of which it is known that they can be served."""

@@ -1,11 +1,12 @@
 """POST /tokenize and /detokenize, in vLLM's shapes."""
 
-from functools import partial
 from typing import Any
 
 from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.protocol import DetokenizeRequest, TokenizeRequest
 from saguaro.serve.http.service import Service
+
+MAX_TOKENS = 2**17  # put together at a time: more would hold up the others
 
 
 async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
@@ -14,16 +15,19 @@ async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
     body.check_extra()
     if (body.prompt is None) == (body.messages is None):
         raise APIError(400, "give either prompt or messages", param="prompt")
+    return await service.read(_tokenize, service, body)
+
+
+def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
     words = service.tokenizer
     if body.messages is not None:
         messages = [message.plain() for message in body.messages]
         service.check_text("".join(message["content"] for message in messages))
-        parse = bool(body.parse_special_tokens)
-        tokens = await service.read(partial(words.encode_chat, messages, parse_special=parse))
+        tokens = words.encode_chat(messages, parse_special=bool(body.parse_special_tokens))
     else:
         assert body.prompt is not None
         service.check_text(body.prompt)
-        tokens = await service.read(words.encode, body.prompt, body.add_special_tokens is not False)
+        tokens = words.encode(body.prompt, body.add_special_tokens is not False)
     spelled = [words.spelling.get(token, "") for token in tokens] if body.return_token_strs else None
     return {
         "count": len(tokens),
@@ -37,8 +41,14 @@ async def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any
     """Text of tokens, special ones included."""
     service.check_model(body.model)
     body.check_extra()
+    return await service.read(_detokenize, service, body.tokens)
+
+
+def _detokenize(service: Service, tokens: list[int]) -> dict[str, Any]:
+    if len(tokens) > MAX_TOKENS:
+        raise APIError(400, f"tokens has {len(tokens)} ids; at most {MAX_TOKENS} at a time: ask twice", param="tokens")
     n_vocab = service.engine.loaded.model.spec.n_vocab
-    for token in body.tokens:
+    for token in tokens:
         if not 0 <= token < n_vocab:
             raise APIError(400, f"tokens names token {token}; ids go from 0 to {n_vocab - 1}", param="tokens")
-    return {"prompt": await service.read(service.tokenizer.decode, body.tokens, True)}
+    return {"prompt": service.tokenizer.decode(tokens, True)}

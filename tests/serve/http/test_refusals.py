@@ -136,7 +136,7 @@ RAW: list[tuple[bytes, str, int, str]] = [
     (b"prompt=the", "application/x-www-form-urlencoded", 415, "Content-Type"),
     (b'{"prompt": "the", "temperature": NaN}', "application/json", 400, "temperature is nan"),
     (b'{"prompt": "the", "temperature": Infinity}', "application/json", 400, "temperature is inf"),
-    (rb'{"prompt": "\ud83d"}', "application/json", 400, "not a character"),
+    (rb'{"prompt": "\ud83d"}', "application/json", 400, "not JSON: unexpected end of hex escape"),
     (b'{"prompt": "the", "top_k": 1e400}', "application/json", 400, "top_k"),
     (b'{"prompt": "the", "seed": ' + b"9" * 5000 + b"}", "application/json", 400, ""),
 ]

@@ -1,0 +1,46 @@
+"""Threads that read what clients send, beside the event loop and the engine.
+
+They are daemons: a thread that is stuck in a library never keeps the process from ending.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+Job = tuple["Future[Any]", Callable[..., Any], tuple[object, ...]]
+
+
+class Readers:
+    """A pool of daemon threads. A job that nobody waits for any more is not begun."""
+
+    def __init__(self, n_threads: int, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._run, name=f"{name}-{n}", daemon=True) for n in range(n_threads)]
+        for thread in self._threads:
+            thread.start()
+
+    async def call(self, function: Callable[..., T], *args: object) -> T:
+        """The function's result."""
+        future: Future[T] = Future()
+        self._jobs.put((future, function, args))
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Have the threads end when they are done."""
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, function, args = job
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*args))
+                except BaseException as e:
+                    future.set_exception(e)
+            del job, future, function, args  # nothing of a request is kept while there is no other

@@ -1,0 +1,160 @@
+"""Bodies as large as they may be, made of what costs most: each is refused soon, shortly, and others do not wait."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from saguaro.serve.http.body import MAX_NUMBERS, MAX_VALUES, check_size
+from saguaro.serve.http.errors import MAX_MESSAGE, MAX_PARAM, APIError
+from tests.serve.http.driver import Running
+from tests.serve.http.test_command import serving
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+MOST = 4 * 2**20
+PATIENCE = 5.0  # seconds that /health may take on a machine that is busy; without bounds it took 25
+MEMORY = 400  # MiB that all of it may take; without bounds it took 5,200
+
+HELLO = '"messages": [{"role": "user", "content": "the"}]'
+
+
+def full(start: str, item: str, end: str) -> bytes:
+    """A body of --max-body bytes, with as many items as it can hold."""
+    n_items = (MOST - len(start) - len(end)) // (len(item) + 1)
+    return (start + ",".join([item] * n_items) + end).encode()
+
+
+def keys(item: str) -> str:
+    """Many fields, each of another name."""
+    return ",".join(f'"k{at}": {item}' for at in range(MOST // (len(item) + 12)))
+
+
+ATTACKS: dict[str, tuple[str, bytes, str]] = {  # path, body, part of the message
+    "prompt of objects": (TEXT, full('{"prompt": [', "{}", "]}"), "more than 65536 values"),
+    "prompt of lists": (TEXT, full('{"prompt": [', "[]", "]}"), "more than 65536 values"),
+    "prompt of texts": (TEXT, full('{"prompt": [', '""', "]}"), "more than 65536 values"),
+    "prompt of nothing": (TEXT, full('{"prompt": [', "null", "]}"), "more than 65536 values"),
+    "prompt of numbers": (TEXT, full('{"prompt": [', "0", "]}"), "more than 1048576 numbers"),
+    "prompt of many tokens": (TEXT, full('{"prompt": [', "99999", "]}"), "prompt names token 99999"),
+    "prompt of long lists": (TEXT, full('{"prompt": [[', "99999", "], {}]}"), "prompt"),
+    "messages of numbers": (CHAT, full('{"messages": [', "0.25", "]}"), "messages.0: Input should be a valid dict"),
+    "messages": (CHAT, full('{"messages": [', '{"role": 1}', "]}"), "more than 65536 values"),
+    "stop": (TEXT, full('{"prompt": "a", "stop": [', "1.25", "]}"), "stop"),
+    "parts": (CHAT, full('{"messages": [{"role": "user", "content": [', "0.25", "]}]}"), "messages.0.content"),
+    "tools": (CHAT, full("{" + HELLO + ', "functions": [', "0.25", "]}"), "functions is [0.25, "),
+    "bad tokens": ("/detokenize", full('{"tokens": [', "0.25", "]}"), "tokens.0: Input should be a valid integer"),
+    "many tokens": ("/detokenize", full('{"tokens": [', "99999", "]}"), "at most 131072 at a time"),
+    "deep lists": (TEXT, b"[" * MOST, "more than 65536 values"),
+    "deep objects": (TEXT, b'{"a":' * 10_000, "recursion limit exceeded"),
+    "a huge number": (TEXT, b'{"prompt": "a", "seed": ' + b"9" * (MOST - 30) + b"}", "number out of range"),
+    "one name many times": (TEXT, full("{", '"prompt": "a"', "}"), "more than 65536 values"),
+    "many names": (TEXT, ("{" + keys("1") + "}").encode(), "more than 65536 values"),
+    "bias with bad names": (CHAT, ("{" + HELLO + ', "logit_bias": {' + keys("1")[:60_000] + ": 1}}").encode(), ""),
+    "bias of objects": (CHAT, full("{" + HELLO + ', "logit_bias": {"a": [', "0.25", "]}}"), "logit_bias.a"),
+    "a long name": (TEXT, b'{"prompt": "a", "' + b"n" * (MOST - 30) + b'": 1}', "unknown parameter 'nnn"),
+    "a long model": (TEXT, b'{"prompt": "a", "model": "' + b"n" * (MOST - 30) + b'"}', "is not served here"),
+    "a long role": (CHAT, b'{"messages": [{"role": "' + b"n" * (MOST - 50) + b'"}]}', "has no text"),
+    "a long grammar": (
+        TEXT,
+        b'{"prompt": "a", "structured_outputs": {"regex": "' + b"n" * (MOST - 60) + b'"}}',
+        "at most 131072",
+    ),
+    "spaces": (TEXT, b" " * MOST, "not JSON"),
+    "quotes": (TEXT, b'"\\' * (MOST // 2), "not JSON"),
+}
+
+
+@pytest.fixture(scope="module")
+def process(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, httpx.Client]]:
+    log = tmp_path_factory.mktemp("bodies") / "log"
+    with serving(log, str(folder), "--kv-memory", "2MiB") as (process, client):
+        yield process.pid, client
+
+
+def peak(pid: int) -> int:
+    """MiB that a process has held at most."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) // 1024
+
+
+@contextmanager
+def watching(url: httpx.URL) -> Iterator[list[float]]:
+    """How long /health took, asked without a pause."""
+    taken: list[float] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        with httpx.Client(base_url=url, timeout=60) as client:
+            while not (taken and done.wait(0.01)):
+                began = time.perf_counter()
+                assert client.get("/health").status_code == 200
+                taken.append(time.perf_counter() - began)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield taken
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_bad_body_is_refused_in_a_sentence_and_others_do_not_wait(
+    process: tuple[int, httpx.Client], name: str
+) -> None:
+    pid, client = process
+    path, body, message = ATTACKS[name]
+    before = peak(pid)
+    assert len(body) <= MOST
+    with watching(client.base_url) as taken:
+        answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 404), answer.text[:1000]
+    error = answer.json()["error"]
+    assert message in error["message"]
+    assert len(error["message"]) <= MAX_MESSAGE
+    assert len(error["param"] or "") <= MAX_PARAM
+    assert max(taken) < PATIENCE
+    assert peak(pid) - before < MEMORY
+
+
+def test_what_people_send_is_counted_as_little() -> None:
+    check_size(json.dumps({"prompt": '[{,"' * 10**6}).encode())
+    check_size(json.dumps({"prompt": [[12345] * 10_000] * 64}).encode())
+    many = [{"role": "user", "content": "the", "name": "me"}] * (MAX_VALUES // 7 - 1)
+    check_size(json.dumps({"messages": many, "stream": True}, indent=2).encode())
+
+
+@pytest.mark.parametrize("item", ["[]", "{}", '""', "true", "[0]", r'"\\"', '[1,"a"]'])
+def test_values_are_counted_whatever_they_are(item: str) -> None:
+    n_values = {"[0]": 2, '[1,"a"]': 3}.get(item, 1)
+    fits = (MAX_VALUES - 1) // n_values
+    padding = " " * MAX_VALUES
+    check_size(f"[{','.join([item] * fits)}]{padding}".encode())
+    with pytest.raises(APIError, match="more than 65536 values"):
+        check_size(f"[{','.join([item] * (fits + 1))}]{padding}".encode())
+
+
+def test_numbers_are_counted_over_all_lists() -> None:
+    half = [0] * (MAX_NUMBERS // 2)
+    check_size(json.dumps([half, half]).encode())
+    with pytest.raises(APIError, match="more than 1048576 numbers"):
+        check_size(json.dumps([half, half, 1]).encode())
+
+
+def test_a_large_body_is_read_as_a_small_one_is(server: Running) -> None:
+    small: dict[str, Any] = {"prompt": "the end", "max_tokens": 5, "temperature": 0, "seed": 3}
+    large = {**small, "user": "x" * 10**6}
+    first, second = (server.post(TEXT, body).json()["choices"] for body in (small, large))
+    assert first == second
+    tokens = list(range(200)) * 10
+    answer = server.post(TEXT, {"prompt": [tokens] * 20})
+    assert "the prompt has 2000 tokens, at most 255 fit" in answer.json()["error"]["message"]
