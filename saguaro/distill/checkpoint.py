@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from saguaro.errors import ConfigError, CorruptModel
-from saguaro.model.spec import read_json
+from saguaro.model.files import read_json
 from saguaro.model.weights import save_tensors, write_whole
 
 FILE = "checkpoint.json"

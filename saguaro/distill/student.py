@@ -19,10 +19,11 @@ from torch import Tensor
 from saguaro.errors import ConfigError, ModelError
 from saguaro.model.load import borrower
 from saguaro.model.rounded import rounded
+from saguaro.model.shapes import EMBEDDING
 from saguaro.model.spec import ModelSpec, Rope
 from saguaro.model.token_map import fault, write_token_map
 from saguaro.model.transformer import Transformer
-from saguaro.model.weights import EMBEDDING, destinations, save_tensors, write_whole
+from saguaro.model.weights import destinations, save_tensors, write_whole
 
 
 def pick_layers(n_target: int, n: int) -> list[int]:

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from saguaro.errors import CorruptModel, ModelNotFound, UnsupportedModel
+from saguaro.model.files import brief, is_there
 from saguaro.model.gguf_header import TensorInfo, read_header
+from saguaro.model.shapes import Shapes
 from saguaro.model.spec import parse_spec
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -43,72 +45,98 @@ class GGUFModel:
     """An open GGUF file."""
 
     def __init__(self, path: Path) -> None:
-        if not path.is_file():
+        if not is_there(path):
             raise ModelNotFound(f"{path} does not exist; give the path of a .gguf file")
         self.path = path
         self.metadata, self.infos = read_header(path)
-        n_files = self.get("split.count", 1)
+        n_files = self.whole("split.count", 1)
         if n_files > 1:
             raise UnsupportedModel(
                 f"{path} is one of {n_files} files of a split model; merge them with llama-gguf-split --merge"
             )
-        self.family = str(self.get("general.architecture"))
+        self.family = self.text("general.architecture")
         if self.family not in FAMILIES:
-            raise UnsupportedModel(f"{path} holds architecture {self.family!r}; Saguaro reads {', '.join(FAMILIES)}")
-        self.spec = parse_spec(self.config())
+            known = ", ".join(FAMILIES)
+            raise UnsupportedModel(f"{path} holds architecture {brief(self.family)}; Saguaro reads {known}")
+        self.spec = parse_spec(self.config(), source=f"the metadata of {path}")
         self._refuse_unknown_tensors()
 
     def get(self, key: str, default: Any = None) -> Any:
         """A metadata value."""
         return self.metadata.get(key, default)
 
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A metadata value that is a whole number; without a default it must be there."""
+        found = self._value(key, default)
+        if type(found) is not int:
+            raise self._wrong(key, found, "a whole number")
+        return found
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A metadata value that is a number; without a default it must be there."""
+        found = self._value(key, default)
+        if type(found) not in (int, float):
+            raise self._wrong(key, found, "a number")
+        return float(found)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A metadata value that is a text; without a default it must be there."""
+        found = self._value(key, default)
+        if not isinstance(found, str):
+            raise self._wrong(key, found, "a text")
+        return found
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A metadata value that is true or false."""
+        found = self._value(key, default)
+        if not isinstance(found, bool):
+            raise self._wrong(key, found, "true or false")
+        return found
+
     def special_id(self, role: str) -> int | None:
         """The token of a role: bos, eos, unknown, padding, eot or eom; SentencePiece has ids for three by default."""
         usual = {"unknown": 0, "bos": 1, "eos": 2} if self.get("tokenizer.ggml.model") == "llama" else {}
-        found = self.get(f"tokenizer.ggml.{role}_token_id", usual.get(role))
-        return None if found is None else int(found)
+        key = f"tokenizer.ggml.{role}_token_id"
+        return self.whole(key, usual.get(role)) if role in usual or key in self.metadata else None
 
     def config(self) -> dict[str, Any]:
         """The metadata as the content of a Hugging Face config.json."""
-
-        def need(key: str, default: float | None = None) -> Any:
-            value = self.get(f"{self.family}.{key}", default)
-            if value is None:
-                raise CorruptModel(f"{self.path} lacks the metadata {self.family}.{key}")
-            if isinstance(value, list):
-                raise UnsupportedModel(f"{self.path} has one {self.family}.{key} per layer; Saguaro reads one for all")
-            return value
-
-        if self.get(f"{self.family}.expert_count"):
+        own = self.family
+        if self.get(f"{own}.expert_count"):
             raise UnsupportedModel(f"{self.path} is a mixture of experts, which Saguaro does not compute")
-        if self.get(f"{self.family}.attention.sliding_window"):
+        if self.get(f"{own}.attention.sliding_window"):
             raise UnsupportedModel(f"{self.path} uses a sliding window, which Saguaro does not compute")
-        if self.get(f"{self.family}.rope.scale_linear", 1.0) != 1.0:
+        if self.number(f"{own}.rope.scale_linear", 1.0) != 1.0:
             raise UnsupportedModel(f"{self.path} has the old rope.scale_linear; convert the model anew")
         ends = {token: None for role in ("eos", "eot", "eom") if (token := self.special_id(role)) is not None}
-        heads, hidden = int(need("attention.head_count")), int(need("embedding_length"))
-        head_dim = int(need("attention.key_length", hidden // max(heads, 1)))
+        heads, hidden = self.whole(f"{own}.attention.head_count"), self.whole(f"{own}.embedding_length")
+        head_dim = self.whole(f"{own}.attention.key_length", hidden // max(heads, 1))
         return {
-            "architectures": [FAMILIES[self.family]],
-            "model_type": self.family,
-            "num_hidden_layers": int(need("block_count")),
+            "architectures": [FAMILIES[own]],
+            "model_type": own,
+            "num_hidden_layers": self.whole(f"{own}.block_count"),
             "hidden_size": hidden,
             "num_attention_heads": heads,
-            "num_key_value_heads": int(need("attention.head_count_kv", heads)),
+            "num_key_value_heads": self.whole(f"{own}.attention.head_count_kv", heads),
             "head_dim": head_dim,
-            "intermediate_size": int(need("feed_forward_length")),
+            "intermediate_size": self.whole(f"{own}.feed_forward_length"),
             "vocab_size": self._info("token_embd.weight").shape[0],
-            "rms_norm_eps": _short(need("attention.layer_norm_rms_epsilon")),
-            "max_position_embeddings": int(need("context_length")),
-            "rope_theta": float(need("rope.freq_base", 10000.0)),
+            "rms_norm_eps": _short(self.number(f"{own}.attention.layer_norm_rms_epsilon")),
+            "max_position_embeddings": self.whole(f"{own}.context_length"),
+            "rope_theta": self.number(f"{own}.rope.freq_base", 10000.0),
             "rope_scaling": self._rope_scaling(),
-            "partial_rotary_factor": need("rope.dimension_count", head_dim) / max(head_dim, 1),
+            "partial_rotary_factor": self.whole(f"{own}.rope.dimension_count", head_dim) / max(head_dim, 1),
             "tie_word_embeddings": "output.weight" not in self.infos,
-            "attention_bias": self.family == "llama" and "blk.0.attn_q.bias" in self.infos,
+            "attention_bias": own == "llama" and "blk.0.attn_q.bias" in self.infos,
             "hidden_act": "silu",
             "bos_token_id": self.special_id("bos"),
             "eos_token_id": list(ends) if len(ends) > 1 else next(iter(ends), None),
         }
+
+    def check_shapes(self) -> None:
+        """Raise unless the file holds the tensors that its metadata promises, of the sizes it promises."""
+        held = ((self._rename(name), info.shape) for name, info in self.infos.items() if name != ROPE_FREQS)
+        Shapes(self.spec).check(held, self.path, "its metadata")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight in float32, under its Hugging Face name and in its order."""
@@ -124,7 +152,14 @@ class GGUFModel:
 
     def rope_factors(self) -> Tensor | None:
         """Per-frequency divisors of the rotary base: how a GGUF file stores llama3 rope scaling. [d / 2] float32"""
-        return self._read(self.infos[ROPE_FREQS]) if ROPE_FREQS in self.infos else None
+        if ROPE_FREQS not in self.infos:
+            return None
+        shape, n = self.infos[ROPE_FREQS].shape, self.spec.head_dim // 2
+        if shape != (n,):
+            raise CorruptModel(
+                f"{self.path} holds {list(shape)} divisors of rotations; there are {n}: download it again"
+            )
+        return self._read(self.infos[ROPE_FREQS])
 
     def _read(self, info: TensorInfo) -> Tensor:
         from gguf import dequantize
@@ -140,9 +175,22 @@ class GGUFModel:
             ) from e
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
+    def _value(self, key: str, default: object) -> Any:
+        found = self.get(key, default)
+        if found is None:
+            raise CorruptModel(f"{self.path} lacks the metadata {key}; download it again")
+        if isinstance(found, list):
+            raise UnsupportedModel(f"{self.path} has a list as {key}; Saguaro reads one value for all layers")
+        return found
+
+    def _wrong(self, key: str, found: object, wanted: str) -> CorruptModel:
+        return CorruptModel(
+            f"{self.path} has the metadata {key} {brief(found)}; it must be {wanted}: download it again"
+        )
+
     def _info(self, name: str) -> TensorInfo:
         if name not in self.infos:
-            raise CorruptModel(f"{self.path} has no tensor {name!r}")
+            raise CorruptModel(f"{self.path} has no tensor {name!r}; download it again")
         return self.infos[name]
 
     def _refuse_unknown_tensors(self) -> None:
@@ -154,7 +202,9 @@ class GGUFModel:
         for name in self.infos.keys() - {ROPE_FREQS}:
             part = self._rename(name).split(".", 3)[-1]
             if not optional.get(part, part.endswith("weight")):
-                raise UnsupportedModel(f"{self.path} holds {name!r}, which Saguaro's {spec.architecture} does not have")
+                raise UnsupportedModel(
+                    f"{self.path} holds {brief(name)}, which Saguaro's {spec.architecture} does not have"
+                )
         if spec.has_output_bias and "blk.0.attn_output.bias" not in self.infos:
             raise UnsupportedModel(
                 f"{self.path} has biases of queries and none of the attention's output, which Saguaro's "
@@ -162,10 +212,10 @@ class GGUFModel:
             )
 
     def _rope_scaling(self) -> dict[str, Any] | None:
-        kind = self.get(f"{self.family}.rope.scaling.type", "none")
+        kind = self.text(f"{self.family}.rope.scaling.type", "none")
         if kind == "none":
             return None
-        return {"rope_type": kind, "factor": float(self.get(f"{self.family}.rope.scaling.factor", 1.0))}
+        return {"rope_type": kind, "factor": self.number(f"{self.family}.rope.scaling.factor", 1.0)}
 
     def _rename(self, name: str) -> str:
         if name in _GLOBAL:
@@ -173,7 +223,7 @@ class GGUFModel:
         parts = name.split(".")  # blk.3.attn_q.weight
         if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER:
             return f"model.layers.{parts[1]}.{_LAYER[parts[2]]}.{parts[3]}"
-        raise UnsupportedModel(f"{self.path} holds tensor {name!r}, which {FAMILIES[self.family]} does not have")
+        raise UnsupportedModel(f"{self.path} holds tensor {brief(name)}, which {FAMILIES[self.family]} does not have")
 
     @staticmethod
     def _unpermute(weight: Tensor, n_heads: int) -> Tensor:  # [h * d, in] (or [h * d])
@@ -184,4 +234,5 @@ class GGUFModel:
 
 def _short(value: float) -> float:
     """A float32 metadata value as it was written: 9.99999974e-06 is 1e-05."""
-    return float(np.format_float_scientific(np.float32(value)))
+    with np.errstate(over="ignore"):  # infinite, which parse_spec refuses
+        return float(np.format_float_scientific(np.float32(value)))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saguaro.errors import CorruptModel, UnsupportedModel
+from saguaro.model.files import brief
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -40,8 +41,10 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             metadata, tensors = _Header(data).read()
-    except (ValueError, IndexError, KeyError, OSError, OverflowError, RecursionError, struct.error) as e:
-        raise CorruptModel(f"{path} is not a complete GGUF file ({e}); download it again") from e
+    except (ValueError, OSError, RecursionError, struct.error) as e:
+        raise CorruptModel(
+            f"{path} is not a complete GGUF file ({str(e) or type(e).__name__}); download it again"
+        ) from e
     except NotImplementedError as e:
         raise UnsupportedModel(f"{path} {e}") from e
     end = max((tensor.offset + tensor.n_bytes for tensor in tensors.values()), default=0)
@@ -52,14 +55,18 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
 
 # Types of metadata values, as struct writes them; 8 is a text and 9 a list.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SIZES = {code: struct.calcsize("<" + code) for code in _SCALARS.values()}
 _TEXT, _LIST = 8, 9
+
+# More than any model has. A file that says more is damaged, and reading on would take memory without end.
+MOST_BYTES, MOST_TENSORS, MOST_ITEMS, MOST_SIZES = 2**27, 2**17, 2**22, 4
 
 
 class _Header:
     """A place in the bytes before the tensors."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        self._data, self._at = data, 0
+        self._data, self._at, self._end = data, 0, min(len(data), MOST_BYTES)
 
     def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         if self._bytes(4) != b"GGUF":
@@ -70,16 +77,18 @@ class _Header:
         if version not in (2, 3):
             raise ValueError(f"its version is {version}")
         n_tensors, n_fields = self._scalar("Q"), self._scalar("Q")
+        if n_tensors > MOST_TENSORS:
+            raise ValueError(f"it announces {n_tensors} tensors; {MOST_TENSORS} are the most")
         metadata: dict[str, Any] = {}
         for _ in range(n_fields):
             key = self._text()
             if key in metadata:
-                raise ValueError(f"it has {key!r} twice")
+                raise ValueError(f"it has {brief(key)} twice")
             metadata[key] = self._value(self._scalar("I"))
         infos = [(self._text(), self._shape(), self._scalar("I"), self._scalar("Q")) for _ in range(n_tensors)]
-        alignment = int(metadata.get("general.alignment", 32))
-        if alignment < 1 or alignment & (alignment - 1):
-            raise ValueError(f"its general.alignment is {alignment}")
+        alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"its general.alignment is {brief(alignment)}; it must be a power of 2")
         start = -(-self._at // alignment) * alignment
         tensors = {name: _tensor_info(name, shape, kind, start + offset) for name, shape, kind, offset in infos}
         if len(tensors) != n_tensors:
@@ -89,42 +98,52 @@ class _Header:
     def _value(self, kind: int) -> Any:
         if kind == _TEXT:
             return self._text()
-        if kind != _LIST:
+        if kind in _SCALARS:
             return self._scalar(_SCALARS[kind])
+        if kind != _LIST:
+            raise ValueError(f"it has a value of the unknown type {kind}")
         item, n = self._scalar("I"), self._scalar("Q")
+        if n > MOST_ITEMS:
+            raise ValueError(f"it announces a list of {n}; {MOST_ITEMS} are the most")
         if item in _SCALARS:
-            size = struct.calcsize(_SCALARS[item])
-            return [value for (value,) in struct.iter_unpack("<" + _SCALARS[item], self._bytes(n * size))]
+            content = self._bytes(n * _SIZES[_SCALARS[item]])
+            return [value for (value,) in struct.iter_unpack("<" + _SCALARS[item], content)]
         return [self._value(item) for _ in range(n)]
 
     def _shape(self) -> tuple[int, ...]:
-        return tuple(reversed([self._scalar("Q") for _ in range(self._scalar("I"))]))
+        n = self._scalar("I")
+        if not 1 <= n <= MOST_SIZES:
+            raise ValueError(f"it has a tensor of {n} sizes; 1 to {MOST_SIZES} are read")
+        return tuple(reversed([self._scalar("Q") for _ in range(n)]))
 
     def _text(self) -> str:
         return self._bytes(self._scalar("Q")).decode()
 
     def _scalar(self, code: str) -> Any:
-        code = "<" + code
-        (value,) = struct.unpack_from(code, self._data, self._at)
-        self._at += struct.calcsize(code)
+        start = self._advance(_SIZES[code])
+        (value,) = struct.unpack_from("<" + code, self._data, start)
         return value
 
     def _bytes(self, n: int) -> bytes:
-        end = self._at + n
-        if end > len(self._data):
-            raise ValueError(f"its header goes on to byte {end} of {len(self._data)}")
-        start, self._at = self._at, end
-        return self._data[start:end]
+        start = self._advance(n)
+        return self._data[start : self._at]
+
+    def _advance(self, n: int) -> int:
+        """Go on by n bytes; where they begin."""
+        start, self._at = self._at, self._at + n
+        if self._at > self._end:
+            raise ValueError(f"its header goes on to byte {self._at}; {self._end} can be read")
+        return start
 
 
 def _tensor_info(name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorInfo:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     if kind not in set(GGMLQuantizationType):
-        raise NotImplementedError(f"holds {name!r} in the unknown quantisation {kind}; use another one of the model")
+        raise NotImplementedError(f"holds {brief(name)} in the unknown quantisation {kind}; use another of the model")
     block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     if shape[-1] % block:
-        raise ValueError(f"{name!r} has rows of {shape[-1]}, no multiple of {block}")
+        raise ValueError(f"{brief(name)} has rows of {shape[-1]}, no multiple of {block}")
     return TensorInfo(
         name=name,
         kind=GGMLQuantizationType(kind),

@@ -1,12 +1,18 @@
 """The tokenizer that a GGUF file carries, built with the tokenizers library."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from saguaro.errors import CorruptModel, UnsupportedModel
+from saguaro.errors import CorruptModel, SaguaroError, UnsupportedModel
+from saguaro.model.files import brief
 from saguaro.model.gguf import GGUFModel
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+T = TypeVar("T")
+
+LONGEST_TEXT = 1024  # characters of a token
 
 # Token types.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -16,22 +22,26 @@ def build_tokenizer(model: GGUFModel) -> "Tokenizer":
     """The tokenizer a GGUF file carries: byte-level BPE ("gpt2") or SentencePiece's BPE ("llama")."""
     from tokenizers import AddedToken, processors
 
-    kind, pre = model.get("tokenizer.ggml.model"), str(model.get("tokenizer.ggml.pre", "default"))
+    kind, pre = model.text("tokenizer.ggml.model", "none"), model.text("tokenizer.ggml.pre", "default")
     if kind != "llama" and (kind != "gpt2" or pre not in _SPLITS):
         raise UnsupportedModel(
-            f"{model.path} carries a tokenizer of kind {kind!r}/{pre!r}; Saguaro reads llama, and gpt2 with one of "
-            f"{', '.join(_SPLITS)}: pass the original tokenizer's folder as tokenizer"
+            f"{model.path} carries a tokenizer of kind {brief(kind)}/{brief(pre)}; Saguaro reads llama, and gpt2 with "
+            f"one of {', '.join(_SPLITS)}: pass the original tokenizer's folder as tokenizer"
         )
-    texts: list[str] = _vocabulary(model, "tokens")
-    types: list[int] = _vocabulary(model, "token_type", [NORMAL] * len(texts))
-    if len(types) != len(texts):
-        raise CorruptModel(f"{model.path} has {len(texts)} tokens and {len(types)} token types; download it again")
-    tokenizer = _sentencepiece(model, texts, types) if kind == "llama" else _byte_level(model, texts, pre)
+    texts = _vocabulary(model, "tokens", str)
+    types = _vocabulary(model, "token_type", int, [NORMAL] * len(texts))
+    _check_counts(model, texts, types, "token types")
+    try:
+        tokenizer = _sentencepiece(model, texts, types) if kind == "llama" else _byte_level(model, texts, pre)
+    except SaguaroError:
+        raise
+    except Exception as e:  # tokenizers raises bare Exception for merges of pieces that are no tokens
+        raise CorruptModel(f"{model.path} carries a damaged tokenizer ({e}); download it again") from e
     of_type = {t: [text for text, own in zip(texts, types, strict=True) if own == t] for t in (CONTROL, USER_DEFINED)}
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in of_type[CONTROL]])
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in of_type[USER_DEFINED]])
     bos = model.special_id("bos")
-    if model.get("tokenizer.ggml.add_bos_token", kind == "llama" or pre == "llama-bpe") and bos is not None:
+    if model.flag("tokenizer.ggml.add_bos_token", kind == "llama" or pre == "llama-bpe") and bos is not None:
         template = processors.TemplateProcessing(
             single=["bos", "$A"], special_tokens=[{"id": "bos", "ids": [bos], "tokens": [token_text(model, bos)]}]
         )
@@ -42,23 +52,45 @@ def build_tokenizer(model: GGUFModel) -> "Tokenizer":
 
 def token_text(model: GGUFModel, token: int) -> str:
     """The text of a special token, which must be one of the file's."""
-    texts = _vocabulary(model, "tokens")
-    if token >= len(texts):
-        raise CorruptModel(f"{model.path} names the special token {token} beyond its {len(texts)} tokens")
-    return str(texts[token])
+    texts = _vocabulary(model, "tokens", str)
+    if not 0 <= token < len(texts):
+        raise CorruptModel(
+            f"{model.path} names the special token {token} beyond its {len(texts)} tokens; download it again"
+        )
+    return texts[token]
 
 
-def _vocabulary(model: GGUFModel, key: str, default: list[Any] | None = None) -> list[Any]:
+def _vocabulary(model: GGUFModel, key: str, kind: type[T], default: list[T] | None = None) -> list[T]:
+    """A list of the metadata, all of whose values are of one kind."""
     found = model.get(f"tokenizer.ggml.{key}", default)
     if not isinstance(found, list):
-        raise CorruptModel(f"{model.path} lacks the metadata tokenizer.ggml.{key}")
+        raise CorruptModel(f"{model.path} lacks the metadata tokenizer.ggml.{key}; download it again")
+    wrong = next((value for value in found if type(value) is not kind), None)
+    if wrong is not None:
+        raise CorruptModel(
+            f"{model.path} has {brief(wrong)} among tokenizer.ggml.{key}, which are {kind.__name__}s; download it again"
+        )
     return found
+
+
+def _check_counts(model: GGUFModel, texts: list[str], others: Sequence[object], what: str) -> None:
+    """There is one of each token; and texts are words, not books: a text is split at each of its characters."""
+    if len(others) != len(texts):
+        raise CorruptModel(f"{model.path} has {len(texts)} tokens and {len(others)} {what}; download it again")
+    longest = max(map(len, texts), default=0)
+    if longest > LONGEST_TEXT:
+        raise CorruptModel(
+            f"{model.path} has a token of {longest} characters; {LONGEST_TEXT} are the most: download it again"
+        )
 
 
 def _byte_level(model: GGUFModel, texts: list[str], pre: str) -> "Tokenizer":
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-    merges = [tuple(merge.split(" ", 1)) for merge in _vocabulary(model, "merges")]
+    merges = [(left, right) for left, _, right in (one.partition(" ") for one in _vocabulary(model, "merges", str))]
+    broken = next((left for left, right in merges if not right), None)
+    if broken is not None:
+        raise CorruptModel(f"{model.path} has the merge {brief(broken)}, which is no pair of tokens; download it again")
     vocab = {text: index for index, text in enumerate(texts)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=False, ignore_merges=pre == "llama-bpe"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_split(pre))
@@ -72,9 +104,8 @@ def _sentencepiece(model: GGUFModel, texts: list[str], types: list[int]) -> "Tok
     that are no piece. Merges run over whole texts, so there is nothing to split before."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    scores = _vocabulary(model, "scores")
-    if len(scores) != len(texts):
-        raise CorruptModel(f"{model.path} has {len(texts)} tokens and {len(scores)} scores; download it again")
+    scores = _vocabulary(model, "scores", float)
+    _check_counts(model, texts, scores, "scores")
     pieces = {
         text: score
         for text, score, kind in zip(texts, scores, types, strict=True)
@@ -92,7 +123,7 @@ def _sentencepiece(model: GGUFModel, texts: list[str], types: list[int]) -> "Tok
             byte_fallback=True,
         )
     )
-    has_prefix = model.get("tokenizer.ggml.add_space_prefix", True)
+    has_prefix = model.flag("tokenizer.ggml.add_space_prefix", True)
     before = [normalizers.Prepend("▁")] if has_prefix else []
     after = [decoders.Strip(" ", 1, 0)] if has_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])

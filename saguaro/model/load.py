@@ -3,18 +3,21 @@
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from saguaro.errors import CapacityError, CorruptModel, DownloadError, ModelNotFound, UnsupportedModel
+from saguaro.model.files import AGAIN, brief, is_there, read_json, shortened
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.packed import packed_in
-from saguaro.model.spec import ModelSpec, read_json, read_spec
+from saguaro.model.shapes import EMBEDDING, Shapes
+from saguaro.model.spec import ModelSpec, read_spec
 from saguaro.model.token_map import FILE as TOKEN_MAP
 from saguaro.model.token_map import read_token_map
 from saguaro.model.transformer import Transformer
-from saguaro.model.weights import EMBEDDING, fill, read_tensor, safetensors_in
+from saguaro.model.weights import fill, read_tensor, safetensors_in, shapes_in_folder
 
 TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "config.json", "*.jinja"]
 TOKENIZER_FILES += ["vocab.json", "vocab.txt", "merges.txt"]
@@ -50,14 +53,19 @@ def locate(name: str, revision: str | None = None, *, tokenizer_only: bool = Fal
 
     Of a model that is wanted for its tokenizer only, the weights are not downloaded and need not be there.
     """
-    path = Path(name).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(name).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError, ValueError) as e:  # too long a name, no such user, a NUL in it
+        why = e.strerror if isinstance(e, OSError) else e
+        raise ModelNotFound(f"{shortened(name)!r} cannot be a folder or a file ({why}); check the spelling") from e
+    if is_folder:
         if not tokenizer_only:
             _refuse_gguf_folder(path)
         return path
-    if path.is_file() and path.suffix == ".gguf":
+    if is_file and path.suffix == ".gguf":
         return path
-    if path.is_file():
+    if is_file:
         raise ModelNotFound(f"{path} is a file but not .gguf; give the folder that holds config.json")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and path.suffix != ".gguf":
         return _from_hub(name, revision, tokenizer_only)
@@ -68,9 +76,10 @@ def load(name: str, path: Path, device: torch.device, dtype: torch.dtype, by_row
     """Build the transformer and fill it from the folder or .gguf file at path; by_rows: see Transformer."""
     if path.suffix == ".gguf":
         source = GGUFModel(path)
-        model = _allocate(source.spec, device, dtype, by_rows=by_rows)
-        fill(model, source.tensors(), path)
+        source.check_shapes()
         factors = source.rope_factors()
+        model = _allocate(source.spec, device, dtype, by_rows=by_rows)
+        fill(model, source.tensors())
         if factors is not None:
             model.frequencies = model.frequencies / factors.to(device)
     else:
@@ -80,8 +89,11 @@ def load(name: str, path: Path, device: torch.device, dtype: torch.dtype, by_row
                 "the target it was made for"
             )
         spec = read_spec(path)
-        model = _allocate(spec, device, dtype, read_token_map(path, spec.n_vocab), by_rows)
-        fill(model, safetensors_in(path), path)
+        token_map = read_token_map(path, spec.n_vocab)
+        Shapes(spec, None if token_map is None else len(token_map)).check(shapes_in_folder(path), path)
+        model = _allocate(spec, device, dtype, token_map, by_rows)
+        fill(model, safetensors_in(path))
+    _check_frequencies(model.frequencies, path)
     return Loaded(name, path, model)
 
 
@@ -89,11 +101,20 @@ def borrows(path: Path) -> bool:
     """Whether a model folder leaves its embedding to its target (saguaro.distill.student writes such folders)."""
     if path.suffix == ".gguf":
         return False
-    about = read_json(path / "config.json").get("saguaro", {})
-    whose = about.get("embedding", "own") if isinstance(about, dict) else about
+    whose = _about(path).get("embedding", "own")
     if whose not in ("own", "target"):
-        raise CorruptModel(f"{path}/config.json says the embedding is {whose!r}; it is 'own' or 'target'")
+        raise CorruptModel(f"{path}/config.json says the embedding is {brief(whose)}; it is 'own' or 'target'")
     return bool(whose == "target")
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """What a draft's config.json says beside the numbers of the model."""
+    about = read_json(folder / "config.json").get("saguaro", {})
+    if not isinstance(about, dict):
+        raise CorruptModel(
+            f"{folder}/config.json says saguaro is {brief(about)}; it is an object: write the draft again"
+        )
+    return about
 
 
 def load_borrower(
@@ -109,12 +130,29 @@ def load_borrower(
     token_map = read_token_map(path, spec.n_vocab)
     if token_map is None:
         raise CorruptModel(f"{path} borrows its target's embedding and has no {TOKEN_MAP}; write the draft again")
+    Shapes(spec, len(token_map), is_lent=True).check(shapes_in_folder(path), path)
     model = borrower(spec, token_map, embedding, device, dtype, by_rows)
-    fill(model, safetensors_in(path), path, is_lent=True)
-    frequencies = read_json(path / "config.json")["saguaro"].get("frequencies")
+    fill(model, safetensors_in(path))
+    frequencies = _about(path).get("frequencies")
     if frequencies is not None:
-        model.frequencies = torch.tensor(frequencies, device=device)
+        model.frequencies = _as_frequencies(frequencies, spec, path).to(device)
+    _check_frequencies(model.frequencies, path)
     return model
+
+
+def _as_frequencies(found: object, spec: ModelSpec, path: Path) -> Tensor:  # [d / 2] float32
+    """The rotations that a draft's config.json lists."""
+    n = spec.head_dim // 2
+    if not isinstance(found, list) or len(found) != n or not all(type(each) is float for each in found):
+        what = f"{len(found)} values" if isinstance(found, list) else brief(found)
+        raise CorruptModel(f"{path}/config.json has {what} as frequencies; they are {n} numbers: write the draft again")
+    return torch.tensor(found, dtype=torch.float32)
+
+
+def _check_frequencies(frequencies: Tensor, path: Path) -> None:  # [d / 2]
+    """Rotations of infinite speed give no result; a rope_theta close to 0 has them, and divisors that are 0."""
+    if not bool(frequencies.isfinite().all()):
+        raise CorruptModel(f"{path} has rotary frequencies that are not finite; check rope_theta, or {AGAIN}")
 
 
 def borrower(
@@ -141,6 +179,8 @@ def read_embedding(path: Path, device: torch.device, dtype: torch.dtype) -> nn.P
         found = next(weight for _, weight in source.tensors())
     else:
         found = read_tensor(path, EMBEDDING)
+    if found.dim() != 2:
+        raise CorruptModel(f"{path} holds an embedding of shape {list(found.shape)}; it has two sizes: {AGAIN}")
     return nn.Parameter(found.to(device, dtype), requires_grad=False)
 
 
@@ -159,7 +199,7 @@ def _allocate(
 
 def _refuse_gguf_folder(folder: Path) -> None:
     found = sorted(path.name for path in folder.glob("*.gguf"))
-    if found and not (folder / "config.json").exists():
+    if found and not is_there(folder / "config.json"):
         raise ModelNotFound(
             f"{folder} has no config.json but {_some(found)}; pass the path of one of these files, "
             f"such as {folder / found[0]}"
@@ -193,7 +233,7 @@ def _from_hub(name: str, revision: str | None, tokenizer_only: bool) -> Path:
         raise DownloadError(f"{name} is not in the Hub's cache and the Hub cannot be reached; check the network") from e
     except OSError as e:
         raise DownloadError(f"{name} could not be downloaded from the Hub ({e}); check network and disk space") from e
-    if not tokenizer_only and not (folder / "config.json").exists():
+    if not tokenizer_only and not is_there(folder / "config.json"):
         _refuse_gguf_repo(name, revision)
     return folder
 

@@ -4,7 +4,8 @@ NAME           [out, in] int8
 NAME_scale     [out, 1] float32: the matrix is NAME * NAME_scale
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from saguaro.errors import CorruptModel
 
 SCALE = "_scale"
 STEPS = 127  # of the largest number of a row
+FLOATS = ("F32", "BF16", "F16", "F64", "F8_E4M3", "F8_E5M2")  # as safetensors names them
+
+Shape = tuple[int, ...]
 
 
 def rounded(tensors: Mapping[str, Tensor], others: torch.dtype) -> dict[str, Tensor]:
@@ -31,6 +35,29 @@ def rounded(tensors: Mapping[str, Tensor], others: torch.dtype) -> dict[str, Ten
     return found
 
 
+def shapes_in(stored: Mapping[str, tuple[str, Shape]], path: Path) -> Iterator[tuple[str, Shape]]:
+    """Names and shapes of what `restored` makes of a safetensors file's tensors, given the dtype and shape of each.
+
+    >>> list(shapes_in({"w": ("I8", (4, 2)), "w_scale": ("F32", (4, 1)), "b": ("F16", (4,))}, Path("m")))
+    [('w', (4, 2)), ('b', (4,))]
+    """
+    for name, (dtype, shape) in stored.items():
+        if _is_scale(name, stored):
+            continue
+        if dtype == "I8":
+            scale = stored.get(name + SCALE)
+            if scale is None:
+                raise CorruptModel(f"{path}: {name!r} is int8 and {name + SCALE!r} is not beside it; write it again")
+            if len(shape) != 2 or scale[1] != (shape[0], 1) or scale[0] not in FLOATS:
+                raise CorruptModel(
+                    f"{path}: {name!r} is {list(shape)} and its scale {list(scale[1])} of {scale[0]}; a scale is a "
+                    "float for each row: write the model again"
+                )
+        elif dtype not in FLOATS:
+            raise CorruptModel(f"{path}: {name!r} is of {dtype}; weights are {', '.join(FLOATS)} or I8")
+        yield name, shape
+
+
 def restored(names: Iterable[str], read: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Tensors of a file, those of int8 rows as the matrices they stand for.
 
@@ -40,11 +67,11 @@ def restored(names: Iterable[str], read: Callable[[str], Tensor]) -> Iterator[tu
     """
     known = set(names)
     for name in sorted(known):
-        if name.endswith(SCALE) and name.removesuffix(SCALE) in known:
+        if _is_scale(name, known):
             continue
         tensor = read(name)
-        if tensor.dtype == torch.int8:
-            if name + SCALE not in known:
-                raise CorruptModel(f"{name!r} is int8 and {name + SCALE!r} is not beside it; write the model again")
-            tensor = tensor.float() * read(name + SCALE)
-        yield name, tensor
+        yield name, tensor.float() * read(name + SCALE) if tensor.dtype == torch.int8 else tensor
+
+
+def _is_scale(name: str, names: Container[str]) -> bool:
+    return name.endswith(SCALE) and name.removesuffix(SCALE) in names

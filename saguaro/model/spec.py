@@ -1,6 +1,5 @@
 """What a model is: the numbers of a Hugging Face config.json, or a refusal that names what is not supported."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saguaro.errors import CorruptModel, ModelNotFound, UnsupportedModel
+from saguaro.errors import CorruptModel, UnsupportedModel
+from saguaro.model.files import AGAIN, brief, is_there, read_json
 
 # architecture -> (query/key/value bias, norm of queries and keys)
 ARCHITECTURES = {
@@ -19,6 +19,8 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": (True, False),
     "Qwen3ForCausalLM": (False, True),
 }
+
+MOST_POSITIONS = 2**24  # more than any model knows; nothing in the files tells a lie here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,134 +87,172 @@ class ModelSpec:
 
 def read_spec(folder: Path) -> ModelSpec:
     """The spec of a Hugging Face model folder."""
-    config = read_json(folder / "config.json")
-    generation = folder / "generation_config.json"
-    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
-    return parse_spec(config, eos_ids=eos)
+    config, generation = folder / "config.json", folder / "generation_config.json"
+    eos = read_json(generation).get("eos_token_id") if is_there(generation) else None
+    return parse_spec(read_json(config), eos_ids=eos, source=str(config))
 
 
-def parse_spec(config: Mapping[str, Any], eos_ids: int | list[int] | None = None) -> ModelSpec:
-    """The spec of a config.json's content; eos_ids overrides its end-of-text ids."""
+def parse_spec(config: Mapping[str, Any], eos_ids: object = None, source: str = "config.json") -> ModelSpec:
+    """The spec of a config.json's content; eos_ids overrides its end-of-text ids, source names it in errors."""
     architecture = "language model"
     try:
-        architecture = _architecture(config)
+        architecture = _architecture(config, source)
         has_qkv_bias, has_qk_norm = ARCHITECTURES[architecture]
-        _refuse_unknown(config, architecture)
-        n_heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-        eos = eos_ids if eos_ids is not None else config.get("eos_token_id")
-        attention_bias = bool(config.get("attention_bias", False))
+        _refuse_unknown(config, architecture, source)
+        n_heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
+        attention_bias = _flag(config, "attention_bias")
         spec = ModelSpec(
             architecture=architecture,
-            n_layers=int(config["num_hidden_layers"]),
+            n_layers=_whole(config, "num_hidden_layers"),
             hidden=hidden,
             n_heads=n_heads,
-            n_kv_heads=int(config.get("num_key_value_heads") or n_heads),
-            head_dim=int(config.get("head_dim") or hidden // n_heads),
-            intermediate=int(config["intermediate_size"]),
-            n_vocab=int(config["vocab_size"]),
-            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            max_length=int(config.get("max_position_embeddings", 2048)),
-            rope=_rope(config),
-            is_tied=bool(config.get("tie_word_embeddings", False)),
+            n_kv_heads=_whole(config, "num_key_value_heads", n_heads),
+            head_dim=_whole(config, "head_dim", hidden // n_heads),
+            intermediate=_whole(config, "intermediate_size"),
+            n_vocab=_whole(config, "vocab_size"),
+            norm_eps=_number(config, "rms_norm_eps", 1e-6, may_be_zero=True),
+            max_length=_whole(config, "max_position_embeddings", 2048),
+            rope=_rope(config, source),
+            is_tied=_flag(config, "tie_word_embeddings"),
             has_qkv_bias=has_qkv_bias or attention_bias,
             has_output_bias=attention_bias and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM"),
-            has_mlp_bias=bool(config.get("mlp_bias", False)),
+            has_mlp_bias=_flag(config, "mlp_bias"),
             has_qk_norm=has_qk_norm,
-            eos_ids=tuple(int(token) for token in eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+            eos_ids=_tokens(eos_ids if eos_ids is not None else config.get("eos_token_id")),
         )
     except KeyError as e:
-        raise CorruptModel(f"config.json has no {e.args[0]!r}; it is not a complete {architecture} config") from e
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as e:
-        raise CorruptModel(f"config.json is no {architecture} config ({e}); download the model again") from e
-    _check_sizes(spec)
+        raise CorruptModel(f"{source} has no {e.args[0]!r}; it is not a complete {architecture} config") from e
+    except (TypeError, ValueError, AttributeError) as e:
+        raise CorruptModel(f"{source} is no {architecture} config ({e}); {AGAIN}") from e
+    _check_sizes(spec, source)
     return spec
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, or an error that names the file."""
-    if not path.exists():
-        raise ModelNotFound(
-            f"{path.parent} has no {path.name}; a model folder holds config.json, weights and tokenizer"
-        )
+def _whole(fields: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A size: a whole number of at least 1. One that is not there, or null, has the default; without one it must be."""
+    value = fields[key] if default is None else fields.get(key)
+    if value is None and default is not None:
+        return default
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key} is {brief(value)}; it must be a whole number of at least 1")
+    return value
+
+
+def _number(fields: Mapping[str, Any], key: str, default: float | None = None, *, may_be_zero: bool = False) -> float:
+    """A positive number, not infinite; the default as for `_whole`."""
+    value = fields[key] if default is None else fields.get(key)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_positive(value, may_be_zero):
+        least = "at least 0" if may_be_zero else "more than 0"
+        raise ValueError(f"{key} is {brief(value)}; it must be a number of {least}, and finite")
+    return float(value)
+
+
+def _is_positive(value: float, may_be_zero: bool) -> bool:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as e:
-        raise CorruptModel(f"{path} is not valid JSON ({e}); download the model again") from e
-    if not isinstance(content, dict):
-        raise CorruptModel(f"{path} holds {type(content).__name__}, not an object; download the model again")
-    return content
+        return math.isfinite(value) and (value > 0 or (may_be_zero and value == 0))
+    except OverflowError:  # a whole number beyond any float
+        return False
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def _flag(fields: Mapping[str, Any], key: str) -> bool:
+    value = fields.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{key} is {brief(value)}; it must be true or false")
+    return bool(value)
+
+
+def _tokens(ids: object) -> tuple[int, ...]:
+    """Token ids: one, several or none."""
+    found = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    for token in found:
+        if type(token) is not int:
+            raise ValueError(f"eos_token_id has {brief(token)}; it must be a whole number")
+    return tuple(found)
+
+
+def _architecture(config: Mapping[str, Any], source: str) -> str:
     known = ", ".join(ARCHITECTURES)
     named = config.get("architectures") or []
+    if not isinstance(named, list):
+        raise TypeError(f"architectures is {brief(named)}; it must be a list")
     if named and named[0] in ARCHITECTURES:
         return str(named[0])
     by_type = {name.removesuffix("ForCausalLM").lower(): name for name in ARCHITECTURES}
     if not named and config.get("model_type") in by_type:
         return by_type[config["model_type"]]
     found = named[0] if named else config.get("model_type", "no architecture at all")
-    raise UnsupportedModel(f"config.json names {found}, which Saguaro does not compute; it knows {known}")
+    found = found if isinstance(found, str) and len(found) < 80 else brief(found)
+    raise UnsupportedModel(f"{source} names {found}, which Saguaro does not compute; it knows {known}")
 
 
-def _refuse_unknown(config: Mapping[str, Any], architecture: str) -> None:
+def _refuse_unknown(config: Mapping[str, Any], architecture: str, source: str) -> None:
     """Features that would change the result if ignored."""
 
     def refuse(feature: str, remedy: str) -> None:
-        raise UnsupportedModel(f"{architecture} with {feature} is not supported; {remedy}")
+        raise UnsupportedModel(f"{source}: {architecture} with {feature} is not supported; {remedy}")
 
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
-        refuse(f"quantisation {method!r}", "use the unquantised checkpoint or a GGUF file")
+        refuse(f"quantisation {brief(method)}", "use the unquantised checkpoint or a GGUF file")
     if config.get("hidden_act", "silu") != "silu":
-        refuse(f"hidden_act {config['hidden_act']!r}", "only silu is computed")
+        refuse(f"hidden_act {brief(config['hidden_act'])}", "only silu is computed")
     uses_window = config.get("use_sliding_window", architecture == "MistralForCausalLM")
     if uses_window and config.get("sliding_window"):
-        refuse(f"sliding_window {config['sliding_window']}", "use a checkpoint with full attention")
+        refuse(f"sliding_window {brief(config['sliding_window'])}", "use a checkpoint with full attention")
     if "sliding_attention" in (config.get("layer_types") or []):
         refuse("sliding_attention layers", "use a checkpoint with full attention")
     if config.get("partial_rotary_factor", 1.0) != 1.0:
         refuse(
-            f"partial_rotary_factor {config['partial_rotary_factor']}",
+            f"partial_rotary_factor {brief(config['partial_rotary_factor'])}",
             "only full rotary embedding is computed",
         )
     for key in ("num_local_experts", "num_experts"):
         if config.get(key):
-            refuse(f"{key} {config[key]}", "mixtures of experts are not computed")
+            refuse(f"{key} {brief(config[key])}", "mixtures of experts are not computed")
 
 
-def _check_sizes(spec: ModelSpec) -> None:
-    """Numbers that no model can have."""
-    sizes = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "intermediate", "n_vocab", "max_length")
-    for name in sizes:
-        if getattr(spec, name) < 1:
-            raise CorruptModel(f"config.json says {name} is {getattr(spec, name)}; it must be at least 1")
+def _check_sizes(spec: ModelSpec, source: str) -> None:
+    """Numbers that no model can have together."""
+    if spec.max_length > MOST_POSITIONS:
+        length = brief(spec.max_length)
+        raise CorruptModel(f"{source} says the model knows {length} positions; {MOST_POSITIONS} are the most: {AGAIN}")
     if spec.n_heads % spec.n_kv_heads:
-        raise CorruptModel(f"config.json has {spec.n_heads} heads, no multiple of its {spec.n_kv_heads} key heads")
-    if spec.head_dim % 2:
-        raise CorruptModel(f"config.json has heads of odd size {spec.head_dim}; rotary embedding needs pairs")
+        raise CorruptModel(
+            f"{source} has {brief(spec.n_heads)} heads, no multiple of its {brief(spec.n_kv_heads)} key heads; {AGAIN}"
+        )
+    if spec.head_dim % 2 or spec.head_dim < 2:
+        size = brief(spec.head_dim)
+        raise CorruptModel(f"{source} has heads of size {size}; rotary embedding needs pairs: {AGAIN}")
 
 
-def _rope(config: Mapping[str, Any]) -> Rope:
+def _rope(config: Mapping[str, Any], source: str) -> Rope:
     """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
     found = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     if found.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModel(
-            f"partial_rotary_factor {found['partial_rotary_factor']} is not supported; only full rotary embedding is"
+            f"{source}: partial_rotary_factor {brief(found['partial_rotary_factor'])} is not supported; only full "
+            "rotary embedding is"
         )
-    kind = str(found.get("rope_type", found.get("type", "default")))
-    theta = float(found.get("rope_theta", config.get("rope_theta", 10000.0)))
+    kind = found.get("rope_type", found.get("type", "default"))
+    theta = _number(found, "rope_theta", _number(config, "rope_theta", 10000.0))
     if kind == "default":
         return Rope(theta=theta)
     if kind == "linear":
-        return Rope(theta=theta, kind=kind, factor=float(found["factor"]))
+        return Rope(theta=theta, kind=kind, factor=_number(found, "factor"))
     if kind == "llama3":
-        return Rope(
+        rope = Rope(
             theta=theta,
             kind=kind,
-            factor=float(found["factor"]),
-            low_freq_factor=float(found["low_freq_factor"]),
-            high_freq_factor=float(found["high_freq_factor"]),
-            original_length=int(found["original_max_position_embeddings"]),
+            factor=_number(found, "factor"),
+            low_freq_factor=_number(found, "low_freq_factor"),
+            high_freq_factor=_number(found, "high_freq_factor"),
+            original_length=_whole(found, "original_max_position_embeddings"),
         )
-    raise UnsupportedModel(f"rope type {kind!r} is not supported; Saguaro computes default, linear and llama3")
+        if rope.high_freq_factor <= rope.low_freq_factor or rope.original_length > MOST_POSITIONS:
+            raise ValueError(f"the llama3 rope has {brief(found)}; high_freq_factor must be more than low_freq_factor")
+        return rope
+    raise UnsupportedModel(
+        f"{source}: rope type {brief(kind)} is not supported; Saguaro computes default, linear and llama3"
+    )

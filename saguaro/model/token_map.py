@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from saguaro.errors import CorruptModel
+from saguaro.model.files import is_there
 from saguaro.model.weights import save_tensors
 
 FILE = "token_map.safetensors"
@@ -14,13 +16,15 @@ FILE = "token_map.safetensors"
 def read_token_map(folder: Path, n_vocab: int) -> Tensor | None:  # [head rows] int64
     """The map of a model folder, distinct ids below n_vocab; None if its head is whole."""
     path = folder / FILE
-    if not path.exists():
+    if not is_there(path):
         return None
     try:
         with safe_open(path, framework="pt") as file:
             ids: Tensor = file.get_tensor("ids")
     except (SafetensorError, OSError) as e:
         raise CorruptModel(f"{path} is damaged or holds no `ids` ({e}); write the draft again") from e
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise CorruptModel(f"{path} holds `ids` of {ids.dtype}; they must be int32 or int64: write the draft again")
     ids = ids.long().flatten()
     wrong = fault(ids, n_vocab)
     if wrong is not None:

@@ -1,17 +1,24 @@
 """Text to tokens and back, through transformers; and text that arrives token by token."""
 
+import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from saguaro.errors import RequestError, TokenizerMismatch
+from saguaro.errors import RequestError, SaguaroError, TokenizerMismatch
 from saguaro.model.chat_template import ChatTemplate, Message, check_messages
+from saguaro.model.files import is_there, neighbour, read_json, shortened
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.gguf_tokenizer import build_tokenizer, token_text
 from saguaro.model.specials import Specials
 
 T = TypeVar("T")
+
+MOST_BYTES = 256 * 2**20  # of a file of a tokenizer
+FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "config.json", "generation_config.json"]
+FILES += ["vocab*", "merges.txt", "*.jinja", "chat_template.json", "*.model"]  # that transformers may read
 
 
 class Tokenizer:
@@ -31,7 +38,13 @@ class Tokenizer:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Tokens of a plain text, with the special tokens the model puts around one unless these are not wanted."""
-        return list(self.inner(_check_text(text), add_special_tokens=special)["input_ids"])
+        _check_text(text)
+        with self._panics():
+            return list(self.inner(text, add_special_tokens=special)["input_ids"])
+
+    def _panics(self) -> AbstractContextManager[None]:
+        """What the tokenizer's own code may break with is told as an error of the text."""
+        return panics_as(lambda e: RequestError(f"the tokenizer of {self.name} fails on this text ({e}); shorten it"))
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -60,7 +73,9 @@ class Tokenizer:
     def encode_rendered(self, text: str) -> list[int]:
         """Tokens of a text that a template rendered; marks of `hide` are the text they stand for."""
         if self._specials is not None and self._specials.are_hidden(text):
-            return self._specials.encode(_check_text(text))
+            _check_text(text)
+            with self._panics():
+                return self._specials.encode(text)
         return self.encode(text, special=False)
 
     def encode_opening(self) -> list[int]:
@@ -80,18 +95,44 @@ class Tokenizer:
         return str(self.inner.decode(list(tokens), **skipped))
 
 
-def _check_text(text: str) -> str:
+@contextlib.contextmanager
+def panics_as(error: Callable[[BaseException], SaguaroError]) -> Iterator[None]:
+    """Raise an error of ours where tokenizers panics: some regular expressions fail on some texts.
+
+    A panic is a BaseException of a class that cannot be imported, and would end a thread.
+    """
+    try:
+        yield
+    except BaseException as e:
+        if type(e).__name__ != "PanicException":
+            raise
+        raise error(e) from e
+
+
+def _check_text(text: str) -> None:
     """Text that can be encoded: no half of a surrogate pair, which JSON allows and UTF-8 does not."""
     try:
         text.encode()
     except UnicodeEncodeError as e:
         raise RequestError(f"the text has {text[e.start]!r} at {e.start}, which is not a character; repair it") from e
-    return text
 
 
 def load_tokenizer(path: Path, n_vocab: int) -> Tokenizer:
     """The tokenizer of a model folder or .gguf file; it must fit an embedding of n_vocab rows."""
-    tokenizer = Tokenizer(_from_gguf(path) if path.suffix == ".gguf" else _from_folder(path), str(path))
+
+    def unreadable(e: BaseException) -> TokenizerMismatch:
+        why = f"{type(e).__name__}: {shortened(str(e))}"
+        return TokenizerMismatch(f"the tokenizer in {path} cannot be read ({why}); copy the model's tokenizer there")
+
+    try:
+        with panics_as(unreadable):
+            inner = _from_gguf(path) if path.suffix == ".gguf" else _from_folder(path)
+            inner("Hello, world! 1234")  # some are built and fail on any text
+            tokenizer = Tokenizer(inner, str(path))
+    except SaguaroError:
+        raise
+    except Exception as e:  # transformers and tokenizers raise many kinds here, bare Exception among them
+        raise unreadable(e) from e
     if tokenizer.n_vocab > n_vocab:
         raise TokenizerMismatch(
             f"the tokenizer in {path} makes ids up to {tokenizer.n_vocab - 1}, the weights know {n_vocab}: "
@@ -103,23 +144,34 @@ def load_tokenizer(path: Path, n_vocab: int) -> Tokenizer:
 def has_tokenizer(path: Path) -> bool:
     """Whether a model folder or .gguf file comes with a tokenizer."""
     files = ("tokenizer.json", "tokenizer.model", "vocab.json")
-    return path.suffix == ".gguf" or any((path / name).exists() for name in files)
+    return path.suffix == ".gguf" or any(is_there(path / name) for name in files)
 
 
 def _from_folder(folder: Path) -> Any:
+    """The tokenizer of a folder. Code that the folder brings is never run."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if not has_tokenizer(folder):
         raise TokenizerMismatch(
             f"{folder} holds no tokenizer.json or tokenizer.model; copy the model's tokenizer there"
         )
+    _check_files(folder)
     # tokenizer.json says all there is to say. AutoTokenizer would rebuild parts of it by the class that is named beside
     # it, and take two seconds to look that up.
-    kind = PreTrainedTokenizerFast if (folder / "tokenizer.json").exists() else AutoTokenizer
-    try:
-        return kind.from_pretrained(folder, local_files_only=True)
-    except Exception as e:  # transformers and tokenizers raise many kinds here, bare Exception among them
-        raise TokenizerMismatch(f"the tokenizer in {folder} cannot be read ({type(e).__name__}: {e})") from e
+    kind = PreTrainedTokenizerFast if is_there(folder / "tokenizer.json") else AutoTokenizer
+    return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _check_files(folder: Path) -> None:
+    """Every file that transformers may read is a file, and is named by its usual name."""
+    for place in (folder, folder / "additional_chat_templates"):
+        for path in sorted(place.iterdir()) if place.is_dir() else []:
+            if any(path.match(pattern) for pattern in FILES):
+                is_there(path, MOST_BYTES)
+    config = folder / "tokenizer_config.json"
+    versions = read_json(config).get("fast_tokenizer_files", []) if is_there(config) else []
+    for name in versions if isinstance(versions, list) else [versions]:
+        neighbour(config, name)
 
 
 def _from_gguf(path: Path) -> Any:
@@ -130,13 +182,13 @@ def wrap_gguf_tokenizer(model: GGUFModel) -> Any:
     """A GGUF file's tokenizer and chat template as a transformers tokenizer."""
     from transformers import PreTrainedTokenizerFast
 
-    inner = build_tokenizer(model)
+    inner, template = build_tokenizer(model), "tokenizer.chat_template"
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {name: model.special_id(role) for name, role in names.items()}
     special = {name: token_text(model, index) for name, index in ids.items() if index is not None}
     return PreTrainedTokenizerFast(
         tokenizer_object=inner,
-        chat_template=model.get("tokenizer.chat_template"),
+        chat_template=model.text(template) if template in model.metadata else None,
         model_max_length=model.spec.max_length,
         clean_up_tokenization_spaces=False,
         **special,

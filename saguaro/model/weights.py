@@ -3,7 +3,7 @@
 `destinations` names, for every tensor of a Hugging Face checkpoint, the slice of our fused weights it belongs in.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -13,46 +13,29 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from saguaro.errors import CorruptModel, ModelError, ModelNotFound
-from saguaro.model.rounded import restored
-from saguaro.model.spec import ModelSpec, read_json
+from saguaro.model.files import AGAIN, is_there, neighbour, read_json, shortened
+from saguaro.model.rounded import Shape, restored, shapes_in
+from saguaro.model.shapes import EMBEDDING, HEAD, NORM, is_ignored
+from saguaro.model.spec import ModelSpec
 from saguaro.model.transformer import Layer, Transformer
-
-EMBEDDING = "model.embed_tokens.weight"
-IGNORED = (".rotary_emb.inv_freq",)  # old checkpoints store what the config already says
 
 
 @torch.no_grad()
-def fill(model: Transformer, tensors: Iterator[tuple[str, Tensor]], source: Path, *, is_lent: bool = False) -> None:
-    """Copy every tensor to its place; missing, unknown or misshapen ones are errors. A lent embedding stays."""
+def fill(model: Transformer, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy every tensor to its place. `Shapes.check` has seen that they are those that are needed."""
     places = destinations(model)
-    if is_lent:
-        del places[EMBEDDING]
-    missing = set(places)
     for name, tensor in tensors:
-        if name.endswith(IGNORED) or (name == "lm_head.weight" and model.is_tied):
+        if is_ignored(name, model.is_tied):
             continue
-        if is_lent and name == EMBEDDING:
-            raise CorruptModel(f"{source} holds {name!r}, which its config.json says is the target's; write it again")
-        if name not in places:
-            raise CorruptModel(f"{source} holds {name!r}, which {model.spec.architecture} does not have")
-        place = places[name]
-        if place.shape != tensor.shape:
-            raise CorruptModel(
-                f"{name!r} in {source} is {list(tensor.shape)}; config.json says {list(place.shape)}: "
-                "weights and config do not belong together"
-            )
-        place.copy_(tensor)  # converts as it copies
-        missing.discard(name)
-    if missing:
-        some = ", ".join(sorted(missing)[:3])
-        raise CorruptModel(f"{source} lacks {len(missing)} tensors ({some}, ...); download the model again")
+        assert places[name].shape == tensor.shape, (name, tensor.shape)
+        places[name].copy_(tensor)  # converts as it copies
 
 
 def destinations(model: Transformer) -> dict[str, Tensor]:
     """Hugging Face tensor name -> the [out, in] (or [n]) view it fills."""
-    places = {EMBEDDING: model.embedding.data, "model.norm.weight": model.norm.data}
+    places = {EMBEDDING: model.embedding.data, NORM: model.norm.data}
     if not model.is_tied:
-        places["lm_head.weight"] = model.head.data.t()
+        places[HEAD] = model.head.data.t()
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, Layer)
         places |= {f"model.layers.{index}.{name}": place for name, place in _layer_places(layer, model.spec).items()}
@@ -91,32 +74,41 @@ def _layer_places(layer: Layer, spec: ModelSpec) -> dict[str, Tensor]:
 def safetensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a model folder, single file or sharded."""
     for path in safetensors_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                names = list(file.keys())
-        except (SafetensorError, OSError) as e:
-            raise CorruptModel(f"{path} is damaged or truncated ({e}); download it again") from e
-        yield from restored(names, partial(_read, path))
+        yield from restored(_header(path), partial(_read, path))
 
 
-def _read(path: Path, name: str) -> Tensor:
-    # Reopened for every tensor, so that pages of the mapped file read so far do not stay in memory.
-    with safe_open(path, framework="pt") as file:
-        found: Tensor = file.get_tensor(name)
-        return found
+def shapes_in_folder(folder: Path) -> Iterator[tuple[str, Shape]]:
+    """Name and shape of every tensor of a model folder; headers alone are read."""
+    for path in safetensors_files(folder):
+        yield from shapes_in(_header(path), path)
 
 
 def read_tensor(folder: Path, name: str) -> Tensor:
     """One tensor of a model folder; the others are not read."""
     for path in safetensors_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                if name in set(file.keys()):
-                    found: Tensor = file.get_tensor(name)
-                    return found
-        except (SafetensorError, OSError) as e:
-            raise CorruptModel(f"{path} is damaged or truncated ({e}); download it again") from e
-    raise CorruptModel(f"{folder} lacks {name!r}; download the model again")
+        if name in _header(path):
+            return _read(path, name)
+    raise CorruptModel(f"{folder} lacks {name!r}; {AGAIN}")
+
+
+def _header(path: Path) -> dict[str, tuple[str, Shape]]:
+    """The dtype and shape of every tensor of a file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            return {name: (str(found.get_dtype()), tuple(found.get_shape())) for name, found in slices.items()}
+    except (SafetensorError, OSError) as e:
+        raise CorruptModel(f"{path} is damaged or truncated ({shortened(str(e))}); download it again") from e
+
+
+def _read(path: Path, name: str) -> Tensor:
+    # Reopened for every tensor, so that pages of the mapped file read so far do not stay in memory.
+    try:
+        with safe_open(path, framework="pt") as file:
+            found: Tensor = file.get_tensor(name)
+            return found
+    except (SafetensorError, OSError) as e:
+        raise CorruptModel(f"{path} is damaged or truncated ({shortened(str(e))}); download it again") from e
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -144,18 +136,18 @@ def safetensors_files(folder: Path) -> list[Path]:
     """The weight files of a model folder, all present."""
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
-    if index.exists():
+    if is_there(index):
         places = read_json(index).get("weight_map")
         if not isinstance(places, dict):
-            raise CorruptModel(f"{index} has no weight_map; download the model again")
-        files = [folder / name for name in sorted({str(name) for name in places.values()})]
-    elif single.exists():
+            raise CorruptModel(f"{index} has no weight_map; {AGAIN}")
+        files = sorted({neighbour(index, name) for name in places.values()})
+    elif is_there(single):
         files = [single]
     else:
         has_bin = any(folder.glob("pytorch_model*.bin"))
         hint = "only pytorch_model.bin, which Saguaro does not unpickle; convert it" if has_bin else "none"
         raise ModelNotFound(f"{folder} holds no model.safetensors ({hint}); Saguaro reads safetensors and GGUF")
     for path in files:
-        if not path.exists():
-            raise CorruptModel(f"{path} is missing, though the index names it; download the model again")
+        if not is_there(path):
+            raise CorruptModel(f"{path} is missing, though the index names it; {AGAIN}")
     return files

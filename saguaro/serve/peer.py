@@ -22,7 +22,10 @@ class Peer:
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> None:
         from transformers import AutoModelForCausalLM
 
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
+        self.model: Any = model.eval().to(device)
         self.device = device
 
     @torch.inference_mode()

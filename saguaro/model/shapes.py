@@ -1,0 +1,97 @@
+"""The tensors of a Hugging Face checkpoint and their shapes, by a model's numbers: checked before anything is built.
+
+A config.json can promise any size. What it promises is compared with the names and shapes that the files hold, so that
+memory is only taken for weights that are there.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from saguaro.errors import CorruptModel
+from saguaro.model.files import AGAIN, brief, shortened
+from saguaro.model.rounded import Shape
+from saguaro.model.spec import ModelSpec
+
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+IGNORED = (".rotary_emb.inv_freq",)  # old checkpoints store what the config already says
+
+_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)")
+
+
+def is_ignored(name: str, is_tied: bool) -> bool:
+    """Whether a tensor of a file is not needed: computed from the config, or a second copy of a tied embedding."""
+    return name.endswith(IGNORED) or (is_tied and name == HEAD)
+
+
+class Shapes:
+    """The tensors that a model needs. Nothing is made for each layer: a config.json can promise a billion of them."""
+
+    def __init__(self, spec: ModelSpec, n_head: int | None = None, *, is_lent: bool = False) -> None:
+        """n_head: rows of a reduced head, which is never tied; is_lent: the embedding is another model's."""
+        self._spec, self._is_lent, self.is_tied = spec, is_lent, spec.is_tied and n_head is None
+        self._top: dict[str, Shape] = {NORM: (spec.hidden,)}
+        if not is_lent:
+            self._top[EMBEDDING] = (spec.n_vocab, spec.hidden)
+        if not self.is_tied:
+            self._top[HEAD] = (spec.n_vocab if n_head is None else n_head, spec.hidden)
+        self._layer = _layer_shapes(spec)
+
+    def check(self, held: Iterable[tuple[str, Shape]], source: Path, said_by: str = "config.json") -> None:
+        """Raise unless source holds these tensors and no others; said_by: where the model's numbers come from."""
+        found: set[str] = set()
+        for name, shape in held:
+            if is_ignored(name, self.is_tied):
+                continue
+            if name == EMBEDDING and self._is_lent:
+                raise CorruptModel(f"{source} holds {name!r}, which its {said_by} says is the target's; write it again")
+            wanted = self.get(name)
+            if wanted is None:
+                raise CorruptModel(
+                    f"{source} holds {shortened(name)!r}, which {self._spec.architecture} does not have as {said_by} "
+                    "describes it: weights and config do not belong together"
+                )
+            if wanted != shape:
+                raise CorruptModel(
+                    f"{name!r} in {source} is {list(shape)}; {said_by} says {brief(list(wanted))}: weights and config "
+                    "do not belong together"
+                )
+            found.add(name)
+        n_missing = len(self._top) + self._spec.n_layers * len(self._layer) - len(found)
+        if n_missing:
+            some = ", ".join(islice((name for name in self if name not in found), 3))
+            raise CorruptModel(f"{source} lacks {brief(n_missing)} tensors ({some}, ...); {AGAIN}")
+
+    def get(self, name: str) -> Shape | None:
+        """The shape of a tensor; None if the model has none of this name."""
+        inner = _LAYER.fullmatch(name)
+        if inner is None:
+            return self._top.get(name)
+        return self._layer.get(inner[2]) if int(inner[1]) < self._spec.n_layers else None
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of all tensors."""
+        yield from self._top
+        for index in range(self._spec.n_layers):
+            yield from (f"model.layers.{index}.{part}" for part in self._layer)
+
+
+def _layer_shapes(spec: ModelSpec) -> dict[str, Shape]:
+    n_q, n_kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    hidden, wide = spec.hidden, spec.intermediate
+    products = [
+        ("self_attn.q_proj", n_q, hidden, spec.has_qkv_bias),
+        ("self_attn.k_proj", n_kv, hidden, spec.has_qkv_bias),
+        ("self_attn.v_proj", n_kv, hidden, spec.has_qkv_bias),
+        ("self_attn.o_proj", hidden, n_q, spec.has_output_bias),
+        ("mlp.gate_proj", wide, hidden, spec.has_mlp_bias),
+        ("mlp.up_proj", wide, hidden, spec.has_mlp_bias),
+        ("mlp.down_proj", hidden, wide, spec.has_mlp_bias),
+    ]
+    shapes: dict[str, Shape] = {f"{name}.weight": (n_out, n_in) for name, n_out, n_in, _ in products}
+    shapes |= {f"{name}.bias": (n_out,) for name, n_out, _, has_bias in products if has_bias}
+    shapes |= {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    if spec.has_qk_norm:
+        shapes |= {"self_attn.q_norm.weight": (spec.head_dim,), "self_attn.k_norm.weight": (spec.head_dim,)}
+    return shapes
