@@ -225,6 +225,9 @@ class EngineConfig:
     """Most requests decoded together."""
     max_batch_tokens: int = 512
     """Most tokens computed in one step; longer prompts are computed in chunks."""
+    max_inter_token_ms: float | None = None
+    """Milliseconds that a round may take while prompts are read beside rows that decode: prompts get what fits, but at
+    least a page; None: 200 on a CPU, 50 on a GPU, or two rounds without prompts if that is longer."""
     page_size: int = 16
     """Tokens per page of KV memory."""
     prefix_caching: bool = True
@@ -264,6 +267,8 @@ class EngineConfig:
             enough,
             f"at least max_batch_rows, {self.max_batch_rows}",
         )
+        wait = self.max_inter_token_ms
+        _check("max_inter_token_ms", wait, wait is None or 0 < wait < math.inf, "more than 0, or None")
         _check("page_size", self.page_size, self.page_size >= 1, "at least 1")
         _check("threads", self.threads, self.threads is None or self.threads >= 1, "at least 1")
 
@@ -304,6 +309,8 @@ class DraftConfig:
     """The target's end-of-text tokens."""
     max_rows: int
     """Most rows at a time."""
+    read_s: float = math.inf
+    """Seconds that a round in which rows decode may spend on reading texts."""
     n_tokens: int
     """Tokens the draft's KV memory holds."""
     page_size: int

@@ -102,8 +102,16 @@ def draft_side(
         if kernels is not None and is_plain and (planner is None or planner.is_fixed):
             drafter = primary = _graph_drafter(config, model, eager, kernels)
     economies: dict[str, Callable[[], Economy]] = {"always": Lavish, "measured": Thrifty, "never": Idle}
-    sizes = {"lookahead": config.lookahead, "n_vocab": config.n_vocab}
-    return DraftSide(drafter, planner, _fallback(config, primary), economies[config.prepare](), start=start, **sizes)
+    return DraftSide(
+        drafter,
+        planner,
+        _fallback(config, primary),
+        economies[config.prepare](),
+        lookahead=config.lookahead,
+        n_vocab=config.n_vocab,
+        start=start,
+        read_s=config.read_s,
+    )
 
 
 def _graph_drafter(config: DraftConfig, model: Transformer, eager: ModelDrafter, kernels: Kernels) -> GraphDrafter:

@@ -4,6 +4,7 @@ Autoregressive decoding is the empty speculation, speculative decoding is the on
 lost draft is the first of these without a path of its own. Prefill is a row with many tokens and no speculation.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -98,8 +99,11 @@ class Round:
 
     def _land(self, flight: _Flight) -> _Landed:
         try:
+            waits = now()  # a flight that was launched ahead may have been left alone for any time before this
             self._outcome = flight.pending.outcome()
             decided, seconds = now(), flight.pending.seconds()
+            began, _, _, launched = flight.moments
+            self.scheduler.took(flight.batch, self._outcome, (launched - began) + (decided - waits))
             return _Landed(self.scheduler.commit(flight.batch, flight.spec, self._outcome), decided, seconds)
         except BaseException:
             self._introduce_all()
@@ -130,10 +134,12 @@ class DraftSide:
         lookahead: int,
         n_vocab: int,
         start: Start | None = None,
+        read_s: float = math.inf,  # seconds a round in which rows decode may spend on reading texts
     ) -> None:
         self.rows, self.cache = Rows(start), SpeculationCache()
         self.drafter, self.planner, self.fallback, self.economy = drafter, planner, fallback, economy
-        self._lookahead, self._n_vocab = lookahead, n_vocab
+        self._lookahead, self._n_vocab, self._read_s = lookahead, n_vocab, read_s
+        self._is_awaited = False  # whether the last answer was for any row
         self._asked: list[Row] = []
         self._outcome, self._prepared = Outcome.nothing(), (0.0, 0.0)
         self._made: Prepared | None = None  # for the next outcome
@@ -164,6 +170,7 @@ class DraftSide:
         missed = self.cache.serve(outcome, wanted, self.drafter)
         self.fallback.draft(missed, len(slots))
         self._asked = [row for row, _ in known if row.request.params.prepare]
+        self._is_awaited = bool(slots)
         spec = self.rows.in_flight(slots, self._lookahead, self._n_vocab)
         return replace(spec, times=DraftTimes((began, now()), self._prepared_in(), self._made is not None))
 
@@ -173,7 +180,7 @@ class DraftSide:
         The planner learns what became of what it last planned, and nothing of a round it did not plan for.
         """
         began, self._made = now(), None
-        self.drafter.read(list(self.rows), is_late)
+        self.drafter.read(list(self.rows), is_late, self._read_s if self._is_awaited else math.inf)
         if self.planner is not None and self.economy.prepares(self._asked, self.rows):
             self._made = self.drafter.prepare(self._asked, self.planner, self._outcome, is_late)
             self.cache.fill(self._made)

@@ -8,6 +8,7 @@ of step (a prompt being read, a text that grew without the draft) are brought in
     preparing   M branches of every row, K + 1 steps each; fewer in a large batch
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -170,10 +171,10 @@ class GraphDrafter:
         """Keep what was computed of each text."""
         self.eager.settle(rows)
 
-    def read(self, rows: Sequence[Row], is_late: Callable[[], bool]) -> None:
+    def read(self, rows: Sequence[Row], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
         """Compute some more of texts that are far behind."""
         with self._stream():
-            self.eager.read(rows, is_late)
+            self.eager.read(rows, is_late, seconds)
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:

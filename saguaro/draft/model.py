@@ -10,6 +10,8 @@ An outcome keeps the text and what was accepted of the speculation; the rest is 
 foreseen is copied behind the text with its keys, values and candidates: nothing of it is computed again.
 """
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -28,14 +30,17 @@ from saguaro.engine.attention import slots_of
 from saguaro.engine.graphs import bucket
 from saguaro.engine.kv import KVCache, KVPlan
 from saguaro.engine.layout import Segment, flatten
+from saguaro.engine.pace import Pace, Work
 from saguaro.engine.pages import PagePool, PageTable
 from saguaro.engine.runner import make_runner
 from saguaro.kernels.bundle import Kernels
 from saguaro.model.transformer import Transformer
 from saguaro.types import DRAFT, Outcome, Speculation
 
-MAX_READ = 512  # tokens of text read in one round, so that a long prompt does not hold up the other rows for long
+MAX_READ = 512  # tokens of text read in one round: as many as the target computes
 CHUNK = 64  # tokens of text read before looking whether the outcome is there
+
+now = time.perf_counter
 
 
 class Prepared(Protocol):
@@ -60,8 +65,8 @@ class Drafter(Protocol):
     def settle(self, rows: Sequence[Row]) -> None:
         """Outcomes were committed: keep of each trunk what is its text now."""
 
-    def read(self, rows: Sequence[Row], is_late: Callable[[], bool]) -> None:
-        """Compute some more of texts that are far behind, until done or late."""
+    def read(self, rows: Sequence[Row], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
+        """Compute some more of texts that are far behind, until done or late, or for about so many seconds."""
 
     def prepare(self, rows: Sequence[Row], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]) -> Prepared:
         """Have the planner learn the last outcome and plan the next, and draft after each, until done or late."""
@@ -85,7 +90,7 @@ class NoModel:
     def settle(self, rows: Sequence[Row]) -> None:
         """Nothing to keep."""
 
-    def read(self, rows: Sequence[Row], is_late: Callable[[], bool]) -> None:
+    def read(self, rows: Sequence[Row], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
         """Nothing to read."""
 
     def prepare(self, rows: Sequence[Row], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]) -> Prepared:
@@ -142,6 +147,7 @@ class ModelDrafter:
         self._runner = make_runner(model, self.cache, kernels, kv.longest)
         self.attention = BranchAttention(self.cache, model.spec, bucket(max_rows) * budget, lookahead + 1)
         self.trunks: dict[int, Trunk] = {}
+        self._pace = Pace()  # of reading
         shape = (max_rows + 1, lookahead + 1, guess.n_candidates)  # the last row is for padding
         self.candidates = torch.zeros(shape, dtype=torch.int64, device=model.device)
         self.scores = torch.full(shape, float("-inf"), device=model.device)
@@ -169,17 +175,26 @@ class ModelDrafter:
                 trunk.n_computed = min(trunk.n_computed, len(row.text) - 1)
                 self.pool.publish(trunk.table, row.text, trunk.n_computed)
 
-    def read(self, rows: Sequence[Row], is_late: Callable[[], bool]) -> None:
-        """Compute up to MAX_READ tokens of texts that are far behind, chunk by chunk."""
-        left = MAX_READ
+    def read(self, rows: Sequence[Row], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
+        """Compute up to MAX_READ tokens of texts that are far behind, chunk by chunk; in any time a page of the first.
+
+        On a device it is launching them that is timed: there a small model's MAX_READ tokens are bound enough.
+        """
+        left, began = MAX_READ, now()
+        least = self.cache.page_size
         for row in rows:
             while left > 0 and row.slot in self.trunks and not self.is_near(row) and self.reserve(row):
-                trunk = self.trunks[row.slot]
-                tokens = row.text[trunk.n_computed : -1][: min(CHUNK, left)]  # candidates come with the last token
+                trunk, starts = self.trunks[row.slot], now()
+                fitting = CHUNK
+                if seconds < math.inf:
+                    fitting = max(least, self._pace.room(seconds - (starts - began), trunk.n_computed))
+                n = min(CHUNK, left, fitting)
+                tokens = row.text[trunk.n_computed : -1][:n]  # candidates come with the last token
                 self.forward([Segment(tokens, trunk.n_computed, trunk.table.pages, 0)])
+                self._pace.learn(Work.of(trunk.n_computed, len(tokens)), now() - starts)
                 trunk.n_computed += len(tokens)
                 left -= len(tokens)
-                if is_late():
+                if is_late() or now() - began >= seconds:
                     return
 
     @torch.inference_mode()

@@ -3,8 +3,12 @@
 There is no prefill phase and no decode phase. A request has tokens known and tokens computed; a step computes some of
 the difference. Older requests come first everywhere, and only a younger one is ever preempted for an older, so the
 oldest always advances and everything finishes. Preemption gives back pages, never tokens.
+
+While some row decodes, prompts get as many tokens of a step as fit the time that decoding rows may have to wait
+(engine.pace), but the first of them at least a page; while none does, they get whole steps.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from saguaro.engine.pace import UNBOUND, Pace, Patience, Work
 from saguaro.engine.pages import PagePool, PageTable
 from saguaro.engine.request import Request
 from saguaro.errors import CapacityError, EmptyPrompt, PromptTooLong, SaguaroError
@@ -60,10 +65,20 @@ class Commit:
 class Scheduler:
     """Requests waiting, requests running, and the pages they hold."""
 
-    def __init__(self, pool: PagePool, *, max_length: int, max_rows: int, max_tokens: int, lookahead: int = 0) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        *,
+        max_length: int,
+        max_rows: int,
+        max_tokens: int,
+        lookahead: int = 0,
+        patience: Patience = UNBOUND,
+    ) -> None:
         self.pool = pool
         self.max_length, self.max_rows, self.max_tokens = max_length, max_rows, max_tokens
         self.lookahead = lookahead
+        self.patience, self.pace = patience, Pace()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
         self._free_slots = deque(range(max_rows))
@@ -116,12 +131,14 @@ class Scheduler:
 
     def next_batch(self) -> Batch | None:
         """The next step, pages reserved; None when there is nothing to do."""
-        rows = _Rows(self.max_tokens)
+        rows = _Rows(self.max_tokens, self.pace)
         preempted = self.n_preemptions
         for decoding in (True, False):  # a long prompt must not make decoding rows wait
             for request in list(self.running):
                 if request in self.running and (request.n_pending == 1) == decoding:
                     self._schedule(request, rows)
+            if decoding and rows:
+                rows.seconds_left = self._seconds_for_prompts(rows)
         if self.n_preemptions == preempted:
             self._admit(rows)
         self._look_ahead(rows)
@@ -163,6 +180,13 @@ class Scheduler:
                 self._leave(request)
         return commits
 
+    def took(self, batch: Batch, outcome: Outcome, seconds: float) -> None:
+        """A step took so long, from asking the draft to the outcome: learn from it."""
+        n_verified = [*outcome.length.tolist(), *[0] * (len(batch.rows) - len(outcome.length))]
+        work = (Work.of(row.start, row.n_tokens + n) for row, n in zip(batch.rows, n_verified, strict=True))
+        is_plain = all(row.n_tokens == 1 for row in batch.rows)
+        self.pace.learn(sum(work, Work()), seconds, is_plain)
+
     def rejoin(self) -> None:
         """A round broke off: the next one introduces every running row to the draft anew."""
         self._left = list(range(self.max_rows))
@@ -188,7 +212,7 @@ class Scheduler:
 
     def _schedule(self, request: Request, rows: "_Rows") -> None:
         """Give a running request its row, preempting younger ones for pages if need be."""
-        n_tokens = min(request.n_pending, rows.n_left)
+        n_tokens = self._share(request.n_computed, request.n_pending, rows)
         if n_tokens == 0:
             return
         while not self.pool.reserve(request.table, request.n_computed + n_tokens):
@@ -198,6 +222,21 @@ class Scheduler:
             if victim is request:
                 return
         rows.put(_row(request, n_tokens))
+
+    def _seconds_for_prompts(self, decoding: "_Rows") -> float:
+        """How much longer prompts may make a step that computes these rows."""
+        width = 1 + self.lookahead
+        plain = self.pace.seconds(sum((Work.of(row.start, width) for row in decoding), Work()))
+        return self.patience.seconds(plain) - plain
+
+    def _share(self, start: int, n_pending: int, rows: "_Rows") -> int:
+        """How many of a text's pending tokens this step can take; of the first prompt at least a page, and none while
+        an older prompt has to wait for some of its own."""
+        n_tokens = 0 if rows.has_cut else min(n_pending, rows.n_left)
+        if n_pending == 1 or rows.seconds_left == math.inf:
+            return n_tokens
+        fitting = self.pace.room(rows.seconds_left, start)
+        return min(n_tokens, fitting if rows.has_prompt else max(fitting, self.pool.page_size))
 
     def _look_ahead(self, rows: "_Rows") -> None:
         """Give decoding rows room for a speculation, out of the tokens and pages that everybody else left."""
@@ -216,12 +255,12 @@ class Scheduler:
     def _admit(self, rows: "_Rows") -> None:
         """Let waiting requests in, strictly in order, while rows, tokens and pages last."""
         while self.waiting and self._free_slots:
-            if rows.n_left == 0:
-                return
             request = self.waiting[0]
             table, n_cached = self.pool.match(request.tokens)
+            n_tokens = self._share(n_cached, len(request.tokens) - n_cached, rows)
             # Room for all of its text, not only for this step, so that it is not preempted straight away.
-            if self.pool.n_needed(len(request.tokens)) - len(table.pages) > self.pool.n_free:
+            has_room = self.pool.n_needed(len(request.tokens)) - len(table.pages) <= self.pool.n_free
+            if n_tokens == 0 or not has_room:
                 self.pool.release(table)
                 return
             self.waiting.popleft()
@@ -232,7 +271,6 @@ class Scheduler:
             self._joined.append(request)
             self.running.append(request)
             self.running.sort(key=lambda r: r.number)
-            n_tokens = min(request.n_pending, rows.n_left)
             reserved = self.pool.reserve(request.table, request.n_computed + n_tokens)
             assert reserved, "pages counted as free were not there"
             rows.put(_row(request, n_tokens))
@@ -264,11 +302,13 @@ class Scheduler:
 
 
 class _Rows:
-    """The rows of a step in the making, and how many tokens it can still take."""
+    """The rows of a step in the making, and how many tokens and how much more time of prompts it can take."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, pace: Pace) -> None:
         self._rows: dict[Request, Row] = {}
+        self._pace = pace
         self.n_left = max_tokens
+        self.seconds_left = math.inf
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self._rows.values())
@@ -276,17 +316,33 @@ class _Rows:
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def has_prompt(self) -> bool:
+        """Whether any of them reads a prompt."""
+        return any(row.request.n_pending > 1 for row in self)
+
+    @property
+    def has_cut(self) -> bool:
+        """Whether any of them leaves tokens of its prompt to later steps."""
+        return not all(row.samples for row in self)
+
     def put(self, row: Row) -> None:
         """Add a row, in place of the one its request has."""
         self.drop(row.request)
         self._rows[row.request] = row
         self.n_left -= row.n_tokens + row.lookahead
+        self.seconds_left -= self._seconds(row)
 
     def drop(self, request: Request) -> None:
         """Take a request's row out, if it has one."""
         row = self._rows.pop(request, None)
         if row is not None:
             self.n_left += row.n_tokens + row.lookahead
+            self.seconds_left += self._seconds(row)
+
+    def _seconds(self, row: Row) -> float:
+        """What a row that reads a prompt adds to the step; decoding rows are counted before there is a limit."""
+        return self._pace.more_seconds(Work.of(row.start, row.n_tokens)) if row.request.n_pending > 1 else 0.0
 
 
 def _introduce(request: Request) -> Joined:

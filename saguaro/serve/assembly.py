@@ -17,6 +17,7 @@ from saguaro.draft.load import load_draft
 from saguaro.engine.graphed import GraphVerifier
 from saguaro.engine.graphs import BUCKETS, bucket
 from saguaro.engine.kv import KVCache, KVPlan, plan_kv
+from saguaro.engine.pace import Patience
 from saguaro.engine.pages import PagePool
 from saguaro.engine.placed import Placed
 from saguaro.engine.placement import Placement, split_cores, usable_cores
@@ -43,6 +44,9 @@ from saguaro.transport.silent import Silent
 from saguaro.types import DraftLink
 
 START_SECONDS = 600.0  # for a draft to load
+INTER_TOKEN_S = {"cpu": 0.2, "cuda": 0.05}  # that decoding rows wait for prompts, unless told otherwise
+INTER_TOKEN_ROUNDS = 2.0  # or so many plain rounds, where these are long: prompts must be read some time
+READ_SHARE = 0.25  # of that time, for the draft's reading
 
 
 @dataclass
@@ -94,6 +98,7 @@ class Assembly:
             max_rows=config.max_batch_rows,
             max_tokens=config.max_batch_tokens,
             lookahead=config.lookahead if self.method.drafts else 0,
+            patience=self._patience(),
         )
         try:
             with self._timed("memory"):
@@ -244,11 +249,18 @@ class Assembly:
             n_text=model.spec.n_vocab,
             ends=tuple(sorted(self.eos_ids)),
             max_rows=config.max_batch_rows,
+            read_s=READ_SHARE * self._patience().limit,
             n_tokens=n_tokens,
             page_size=config.page_size,
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
         )
+
+    def _patience(self) -> Patience:
+        """How long prompts may keep decoding rows waiting."""
+        if self.config.max_inter_token_ms is not None:
+            return Patience(self.config.max_inter_token_ms / 1e3)
+        return Patience(INTER_TOKEN_S[self.target.model.device.type], n_rounds=INTER_TOKEN_ROUNDS)
 
     def _draft_name(self) -> str | None:
         """Where the draft lies; drop: is no place, and one that was given needs none."""

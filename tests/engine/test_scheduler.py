@@ -1,7 +1,7 @@
 """The scheduler against a target that is a pure function of the text: nothing is lost, doubled, or starved."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from saguaro.algo.verification import accept
 from saguaro.config import SamplingParams
+from saguaro.engine.pace import UNBOUND, Patience
 from saguaro.engine.pages import PagePool
 from saguaro.engine.request import Request
 from saguaro.engine.scheduler import Batch, Commit, Scheduler, lookahead_limits
@@ -42,7 +43,10 @@ def continuation(text: Sequence[int], n: int) -> list[int]:
 class FakeTarget:
     """Plays the model and the draft, and keeps the memory: a slot holds the text up to it."""
 
-    def __init__(self, scheduler: Scheduler, seed: int = 0) -> None:
+    def __init__(
+        self, scheduler: Scheduler, seed: int = 0, clock: Callable[[Batch, Outcome], float] = lambda *_: 1.0
+    ) -> None:
+        self.clock = clock  # seconds that a step takes
         self.scheduler, self.page_size = scheduler, scheduler.pool.page_size
         self.memory: dict[tuple[int, int], tuple[int, ...]] = {}
         self.random = random.Random(seed)
@@ -65,6 +69,7 @@ class FakeTarget:
         self.write(batch, spec)
         outcome = self.verify(batch, spec)
         texts = {row.request: list(row.request.tokens) for row in batch.rows}
+        scheduler.took(batch, outcome, self.clock(batch, outcome))
         commits = scheduler.commit(batch, spec, outcome)
         assert [c.request for c in commits] == [row.request for row in batch.sampling]
         for c in commits:
@@ -184,6 +189,7 @@ def new_scheduler(
     max_tokens: int = 16,
     lookahead: int = 0,
     caching: bool = True,
+    patience: Patience = UNBOUND,
 ) -> Scheduler:
     return Scheduler(
         PagePool(n_pages, page_size, caching),
@@ -191,6 +197,7 @@ def new_scheduler(
         max_rows=max_rows,
         max_tokens=max_tokens,
         lookahead=lookahead,
+        patience=patience,
     )
 
 
@@ -224,6 +231,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_length=st.integers(6, 24),
         lookahead=st.integers(0, 4),
         caching=st.booleans(),
+        patience=st.sampled_from([UNBOUND, Patience(1e-9), Patience(0.5), Patience(0.5, n_rounds=2)]),
+        step_s=st.sampled_from([1e-6, 0.1, 10.0]),
     )
     def build(
         self,
@@ -234,6 +243,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_length: int,
         lookahead: int,
         caching: bool,
+        patience: Patience,
+        step_s: float,
     ) -> None:
         self.scheduler = new_scheduler(
             n_pages,
@@ -243,9 +254,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_tokens=max_rows + more_tokens,
             lookahead=lookahead,
             caching=caching,
+            patience=patience,
         )
         self.limit = min(max_length, n_pages * page_size)
-        self.target = FakeTarget(self.scheduler)
+        self.target = FakeTarget(self.scheduler, clock=lambda batch, _: step_s * len(batch.rows))
         self.requests: list[Request] = []
         self.emitted: dict[Request, list[int]] = {}
         self.n_rounds_with_first: dict[Request, int] = {}
