@@ -304,6 +304,11 @@ class Serve:
     """Names that clients may call the model by; the first is the one in responses. Without any, the model's own."""
     allowed_origins: tuple[str, ...] = ()
     """Web origins whose pages may ask; * is all of them. Without any, only the server's own."""
+    allowed_hosts: Repeatable[tuple[str, ...]] = ()
+    """Names that the server is reached by, beside IP addresses and names that only a local network knows; *.NAME is
+    all below it, * is any. One value per flag."""
+    forwarded_allow_ips: str | None = None
+    """Addresses of proxies, comma-separated, whose X-Forwarded-For names the client in the log; * is any."""
     access_log: bool = True
     """Log every request."""
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"

@@ -16,9 +16,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from saguaro.config import SamplingParams
 from saguaro.errors import ConfigError, Overloaded, ReaderTooSlow, SaguaroError, TimedOut, Unavailable
@@ -28,6 +28,9 @@ from saguaro.types import RoundEvent, RowEvent
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+JOIN_SECONDS = 5.0  # for the engine's thread to end: a step that hangs must not keep the server from ending
 MAX_BEHIND = 512  # pieces of each output that a reader may be behind
 MAX_BROKEN = 3  # steps in a row that break without ending anybody: then the engine is given up
 
@@ -92,6 +95,7 @@ class Ticket:
         self.id, self.n_rows, self.arrived = f"ticket-{number}", n_rows, time.perf_counter()
         self._front, self._events, self._news = front, deque[Event](), asyncio.Event()
         self._is_submitted = self._is_over = False
+        self._failed: asyncio.Future[SaguaroError] = asyncio.get_running_loop().create_future()
         self._timer = None
         if seconds is not None:
             error = TimedOut(f"the request took longer than {seconds:g} seconds; ask for fewer tokens")
@@ -103,6 +107,10 @@ class Ticket:
         self._is_submitted = True
         if not self._is_over:
             self._front.submit(_Work(self.id, prompts, params, wants_pieces, self.arrived))
+
+    async def wait_for(self, work: Awaitable[T]) -> T:
+        """The result of what is done before the submission; raises the ticket's error when that ends first."""
+        return await _unless(self._failed, work)
 
     async def events(self) -> list[Event]:
         """Wait for news; everything there is. After the last event nothing comes."""
@@ -122,6 +130,8 @@ class Ticket:
             self.fail(ReaderTooSlow(f"{limit} pieces of text were not read in time; read faster, or do not stream"))
             return
         self._is_over = not isinstance(event, Piece)
+        if isinstance(event, Failed) and not self._failed.done():
+            self._failed.set_result(event.error)
         self._events.append(event)
         self._news.set()
 
@@ -147,7 +157,9 @@ class Front:
         self.engine, self._watcher = engine, watcher
         self.n_rows, self.max_rows = 0, engine.config.max_batch_rows + max_waiting  # of all tickets
         self.failure: str | None = None  # why the thread has ended
-        self.is_draining = False
+        self._draining = asyncio.Event()
+        self._idle = asyncio.Event()  # there is no ticket
+        self._idle.set()
         self._tickets: dict[str, Ticket] = {}
         self._n_tickets = 0
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -166,10 +178,12 @@ class Front:
         self._thread.start()
 
     async def close(self) -> None:
-        """End everybody, then the engine; returns when the thread has ended."""
+        """End everybody, then the engine; returns when the thread has ended, or hangs."""
         self.end(Unavailable("the server has ended; ask another"))
         self._commands.put(self._stop)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
+        if self._thread.is_alive():
+            log.error("the engine's step has not ended after %g seconds; it is left", JOIN_SECONDS)
 
     @contextlib.contextmanager
     def ticket(self, n_rows: int, seconds: float | None = None) -> Iterator[Ticket]:
@@ -184,6 +198,7 @@ class Front:
         self._n_tickets += 1
         ticket = Ticket(self, self._n_tickets, n_rows, seconds)
         self._tickets[ticket.id] = ticket
+        self._idle.clear()
         self.n_rows += n_rows
         try:
             yield ticket
@@ -191,17 +206,36 @@ class Front:
             ticket.close()
             del self._tickets[ticket.id]
             self.n_rows -= n_rows
+            if not self._tickets:
+                self._idle.set()
 
     def check(self) -> None:
         """Raise unless requests are served."""
         if self.failure is not None:
             raise Unavailable(f"the engine has broken down and must be started again: {self.failure}")
         if self.is_draining:
-            raise Unavailable("the server is ending and takes no more requests; ask another")
+            raise _ending()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether no more tickets are given."""
+        return self._draining.is_set()
 
     def drain(self) -> None:
         """Take no more tickets; those there are go on."""
-        self.is_draining = True
+        self._draining.set()
+
+    async def while_serving(self, work: Awaitable[T]) -> T:
+        """The result of what is done before there is a ticket; raises when no more are given."""
+        drained = asyncio.ensure_future(self._drained())
+        try:
+            return await _unless(drained, work)
+        finally:
+            drained.cancel()
+
+    async def idle(self) -> None:
+        """Wait until there is no ticket."""
+        await self._idle.wait()
 
     def end(self, error: SaguaroError) -> None:
         """End every ticket with an error."""
@@ -332,8 +366,28 @@ class Front:
 
     # The event loop again.
 
+    async def _drained(self) -> SaguaroError:
+        await self._draining.wait()
+        return _ending()
+
     def _deliver(self, events: list[tuple[str, Event]]) -> None:
         for name, event in events:
             ticket = self._tickets.get(name)
             if ticket is not None:
                 ticket.put(event)
+
+
+def _ending() -> Unavailable:
+    return Unavailable("the server is ending and takes no more requests; ask another")
+
+
+async def _unless(failed: "asyncio.Future[SaguaroError]", work: Awaitable[T]) -> T:
+    """The work's result; if an error comes first it is raised, and the work is not waited for."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task, failed), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise failed.result()
+    finally:
+        task.cancel()

@@ -1,51 +1,89 @@
 """`saguaro serve`: the model behind HTTP, until it is told to end."""
 
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
+from uvicorn.config import STARTUP_FAILURE
 
 from saguaro.errors import ConfigError, Unavailable
 from saguaro.serve import cli
+from saguaro.serve.front import JOIN_SECONDS
 from saguaro.serve.http.app import create_app
+from saguaro.serve.http.connection import Connection
+from saguaro.serve.http.listener import Listener, find_room
 from saguaro.serve.http.service import Service
 
-SPARE_SECONDS = 5.0  # after the time to drain: for responses to be sent
+SPARE_SECONDS = 5  # after the time to drain: for responses to be sent
+LAST_SECONDS = JOIN_SECONDS + 5.0  # after that: for the engine to end
 
 
 class Server(uvicorn.Server):
-    """Told to end, it takes no more requests, lets those there are finish, and ends what has not in time."""
+    """Told to end, it takes no more requests, lets those there are finish, and ends what has not in time.
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    signal --- draining: /health and new requests get 503 --- idle, or drain_seconds --- connections close --- end
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, on_drain: Callable[[], None] = lambda: None) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._on_drain = service, on_drain
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_told = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
+        assert sockets is not None, "the server is given its sockets"
         self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+        limits = self._service.limits
+        room = find_room(limits.max_connections)
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+
+        def connection() -> Connection:
+            return Connection(
+                room, limits.header_timeout, config=self.config, server_state=self.server_state,
+                app_state=self.lifespan.state, _loop=self._loop
+            )  # fmt: skip
+
+        more: dict[str, Any] = {"handshake_timeout": limits.header_timeout, "context": self.config.ssl}
+        self.servers = [Listener(place, connection, self.server_state, **more) for place in sockets]  # type: ignore[misc]
+        for listener in self.servers:
+            listener.start(self.config.backlog)  # type: ignore[attr-defined]
+        self.started = True
         name, method = self._service.names[0], self._service.engine.method.name
         print(f"saguaro: serving {name} with {method} on http://{self.config.host}:{self.config.port}", file=sys.stderr)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: drain; a second Ctrl-C ends at once."""
-        if self.should_exit and sig == signal.SIGINT:
-            self.force_exit = True
-        elif not self.should_exit and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._drain)
-        self.should_exit = True
+        if self._loop is None:
+            self.should_exit = True
+        elif not self._is_told:
+            self._is_told = True
+            self._on_drain()
+            asyncio.run_coroutine_threadsafe(self._drain(), self._loop)
+        elif sig == signal.SIGINT:
+            self.should_exit = self.force_exit = True
 
-    def _drain(self) -> None:
+    async def _drain(self) -> None:
+        """Serve what there is while the listeners still answer; then have uvicorn close everything."""
         front, seconds = self._service.front, self._service.limits.drain_seconds
         front.drain()
-        error = Unavailable(f"the server is ending, and the request was not done after {seconds:g} seconds more")
-        asyncio.get_running_loop().call_later(seconds, front.end, error)
+        try:
+            async with asyncio.timeout(seconds):
+                await front.idle()
+        except TimeoutError:
+            front.end(Unavailable(f"the server is ending, and the request was not done after {seconds:g} seconds more"))
+        self.should_exit = True
 
 
 def serve(command: cli.Serve) -> int:
@@ -61,25 +99,59 @@ def serve(command: cli.Serve) -> int:
     place = bind(command.host, command.port)
     llm = cli.load(which, command.engine)
     service = Service(llm.engine, command.served_model_name or (llm.engine.loaded.name,), limits)
-    app = create_app(service, api_keys=keys, allowed_origins=command.allowed_origins)
-    config = uvicorn.Config(
+    hosts = hosts_of(command, has_keys=bool(keys))
+    app = create_app(service, api_keys=keys, allowed_origins=command.allowed_origins, allowed_hosts=hosts)
+    config = uvicorn_config(
         app,
+        service,
         host=command.host,
         port=place.getsockname()[1],
         log_level=command.log_level,
         access_log=command.access_log,
-        timeout_graceful_shutdown=int(limits.drain_seconds + SPARE_SECONDS),
-        server_header=False,
+        forwarded_allow_ips=command.forwarded_allow_ips,
     )
-    Server(config, service).run([place])
+    # The last resort, should a library hold the interpreter: it says where and ends the process.
+    last = limits.drain_seconds + SPARE_SECONDS + LAST_SECONDS
+    server = Server(config, service, on_drain=lambda: faulthandler.dump_traceback_later(last, exit=True))
+    server.run([place])
+    faulthandler.cancel_dump_traceback_later()
     return 0
+
+
+def hosts_of(command: cli.Serve, has_keys: bool) -> tuple[str, ...]:
+    """Names that the server may be called by: with keys any, as a page elsewhere knows none.
+
+    >>> hosts_of(cli.Serve(host="box.example"), False), hosts_of(cli.Serve(), True)
+    (('box.example',), ('*',))
+    >>> hosts_of(cli.Serve(allowed_hosts=("a.example",)), True)
+    ('127.0.0.1', 'a.example')
+    """
+    return ("*",) if has_keys and not command.allowed_hosts else (command.host, *command.allowed_hosts)
+
+
+def uvicorn_config(
+    app: FastAPI, service: Service, *, forwarded_allow_ips: str | None = None, **more: Any
+) -> uvicorn.Config:
+    """How uvicorn serves it: with the parts that Connection and Listener are made for."""
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        timeout_keep_alive=service.limits.keep_alive_timeout,
+        timeout_graceful_shutdown=SPARE_SECONDS,
+        server_header=False,
+        proxy_headers=forwarded_allow_ips is not None,
+        forwarded_allow_ips=forwarded_allow_ips,
+        **more,
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:
     """A place to listen, taken before the model is loaded; nobody is heard there until then."""
     if not 0 <= port < 2**16:
         raise ConfigError(f"port is {port}; it must be between 0 (any that is free) and 65535")
-    place = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    place = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         place.bind((host, port))

@@ -2,10 +2,10 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
@@ -17,11 +17,12 @@ from saguaro.serve.http.errors import APIError, api_error
 from saguaro.serve.http.protocol import Asking
 from saguaro.serve.http.service import Service
 from saguaro.serve.http.speculation import Narrator
-from saguaro.serve.http.sse import DONE, ClientGone, EventStream, sse, unless_gone
+from saguaro.serve.http.sse import DONE, EventStream, sse, unless_gone
 from saguaro.serve.results import Completion, Delta, Result
 
 GRACE = 10.0  # seconds after the time limit until a client that reads nothing is left
 
+T = TypeVar("T")
 Choice = dict[str, Any]
 
 
@@ -161,10 +162,12 @@ async def respond(service: Service, question: Question, stack: ExitStack, ticket
         seconds = service.limits.request_timeout + GRACE
         return EventStream(answer.stream(), stack.pop_all().close, seconds)
     with stack:
-        try:
-            return JSONResponse(await unless_gone(question.request.receive, answer.whole()))
-        except ClientGone:
-            return Response(status_code=499)  # which nobody reads
+        return JSONResponse(await unless_gone(question.request.receive, answer.whole()))
+
+
+async def read(service: Service, request: Request, ticket: Ticket, function: Callable[..., T], *args: object) -> T:
+    """A function's result from a reader's thread, for as long as the client waits and the ticket lasts."""
+    return await unless_gone(request.receive, ticket.wait_for(service.read(function, *args)))
 
 
 def usage_of(results: Sequence[Result]) -> dict[str, Any]:

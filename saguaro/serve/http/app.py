@@ -12,14 +12,12 @@ from saguaro import __version__
 from saguaro.serve.http.chat import chat
 from saguaro.serve.http.completions import complete
 from saguaro.serve.http.errors import ErrorResponse, install_handlers
-from saguaro.serve.http.guard import BodyGuard, KeyGuard
+from saguaro.serve.http.guard import BodyGuard, HostGuard, KeyGuard
 from saguaro.serve.http.page import page_routes
 from saguaro.serve.http.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from saguaro.serve.http.route import body_route
 from saguaro.serve.http.service import Service
 from saguaro.serve.http.words import detokenize, tokenize
-
-BODY_SECONDS = 30.0  # for a body to come
 
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorResponse, "description": "The request cannot be served, and why"},
@@ -27,7 +25,13 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(service: Service, *, api_keys: Sequence[str] = (), allowed_origins: Sequence[str] = ()) -> FastAPI:
+def create_app(
+    service: Service,
+    *,
+    api_keys: Sequence[str] = (),
+    allowed_origins: Sequence[str] = (),
+    allowed_hosts: Sequence[str] = (),
+) -> FastAPI:
     """The application that serves a model; it starts and ends the service."""
 
     @asynccontextmanager
@@ -36,18 +40,26 @@ def create_app(service: Service, *, api_keys: Sequence[str] = (), allowed_origin
         yield
         await service.close()
 
-    app = FastAPI(title="Saguaro", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Saguaro",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would say the Host that the client said
+    )
     install_handlers(app)
     _text_routes(app, service)
     _state_routes(app, service)
     page_routes(app)
     # What is added last comes first: whoever has no key is not read, and a browser's question about origins needs none.
-    app.add_middleware(BodyGuard, max_bytes=service.limits.max_body_bytes, seconds=BODY_SECONDS)
+    app.add_middleware(BodyGuard, front=service.front, limits=service.limits)
     if api_keys:
         app.add_middleware(KeyGuard, keys=api_keys)
     if allowed_origins:
         origins = list(allowed_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(HostGuard, names=allowed_hosts)
     return app
 
 
@@ -68,12 +80,12 @@ def _text_routes(app: FastAPI, service: Service) -> None:
     @routes.post("/tokenize", **post)
     async def to_tokens(body: TokenizeRequest, request: Request) -> Response:
         """Tokens of a text or a conversation."""
-        return JSONResponse(await tokenize(service, body))
+        return JSONResponse(await tokenize(service, body, request))
 
     @routes.post("/detokenize", **post)
     async def to_text(body: DetokenizeRequest, request: Request) -> Response:
         """Text of tokens."""
-        return JSONResponse(await detokenize(service, body))
+        return JSONResponse(await detokenize(service, body, request))
 
     app.include_router(routes)
 

@@ -7,7 +7,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from saguaro.model.tokenizer import Tokenizer
-from saguaro.serve.http.answer import Choice, Question, respond
+from saguaro.serve.http.answer import Choice, Question, read, respond
 from saguaro.serve.http.checks import check_asking
 from saguaro.serve.http.logprobs import chat_logprobs
 from saguaro.serve.http.protocol import ChatRequest
@@ -47,6 +47,7 @@ async def chat(service: Service, body: ChatRequest, request: Request) -> Respons
     params, messages = check_asking(service, body, 1), body.conversation()
     with ExitStack() as stack:
         ticket = stack.enter_context(service.front.ticket(params.n, service.limits.request_timeout))
-        tokens = await service.read(service.encode_chat, messages, params, bool(body.parse_special_tokens))
+        special = bool(body.parse_special_tokens)
+        tokens = await read(service, request, ticket, service.encode_chat, messages, params, special)
         shape = ChatShape(service.tokenizer, params.logprobs is not None)
         return await respond(service, Question(request, body, params, [tokens], shape), stack, ticket)

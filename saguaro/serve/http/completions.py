@@ -7,7 +7,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from saguaro.model.tokenizer import Tokenizer
-from saguaro.serve.http.answer import Choice, Question, respond
+from saguaro.serve.http.answer import Choice, Question, read, respond
 from saguaro.serve.http.checks import check_asking
 from saguaro.serve.http.logprobs import completion_logprobs
 from saguaro.serve.http.protocol import CompletionRequest
@@ -49,6 +49,6 @@ async def complete(service: Service, body: CompletionRequest, request: Request) 
     params = check_asking(service, body, len(prompts))
     with ExitStack() as stack:
         ticket = stack.enter_context(service.front.ticket(len(prompts) * params.n, service.limits.request_timeout))
-        tokens = [await service.read(service.encode, prompt, params) for prompt in prompts]
+        tokens = [await read(service, request, ticket, service.encode, prompt, params) for prompt in prompts]
         shape = CompletionShape(service.tokenizer, params.logprobs is not None)
         return await respond(service, Question(request, body, params, tokens, shape), stack, ticket)

@@ -1,17 +1,72 @@
-"""What a request must pass before anything is done for it: the key, and the size and pace of its body."""
+"""What a request must pass before anything is done for it: the host it names, the key, its body's size and pace."""
 
 import asyncio
 import hmac
+import ipaddress
+import socket
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saguaro.config import format_bytes
-from saguaro.serve.http.errors import APIError
+from saguaro.errors import Unavailable
+from saguaro.serve.front import Front
+from saguaro.serve.http.errors import APIError, api_error
+from saguaro.serve.http.limits import Limits
 from saguaro.serve.http.page import FILES
+from saguaro.serve.http.sse import ClientGone
 
 OPEN = ("/health", *FILES)  # without a key: whether the server lives, and the page, which holds nothing but itself
+
+LOCAL = (".localhost", ".local", ".internal", ".home.arpa")  # never in the public DNS
+MAX_BODIES = 16  # bodies of the largest size whose bytes may be held at a time
+
+
+class HostGuard:
+    """Serves requests that name the server by a name of its own.
+
+    A web page elsewhere can have its own name resolved to this machine (DNS rebinding), and its browser then takes the
+    server for a part of that page; but the request still names the page's host. An IP address cannot be resolved to
+    another, and names without a dot or below LOCAL are nobody's in the public DNS, so these are served unasked.
+    """
+
+    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
+        own = {socket.gethostname(), socket.getfqdn()}
+        self._app, self._names = app, {name.lower().rstrip(".") for name in (*names, *own)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 421 to any other name."""
+        host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
+        if host is None or self._is_own(host_name(host)):
+            await self._app(scope, receive, send)
+            return
+        message = f"this server is not known as {host[:100]!r}; start it with --allowed-hosts {host_name(host)[:100]}"
+        await APIError(421, message, code="unknown_host").response()(scope, receive, send)
+
+    def _is_own(self, name: str) -> bool:
+        if "*" in self._names or name in self._names or "." not in name or name.endswith(LOCAL):
+            return True
+        parents = (name[at:] for at, letter in enumerate(name) if letter == ".")
+        return _is_address(name) or any(f"*{parent}" in self._names for parent in parents)
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without port and brackets.
+
+    >>> host_name("Example.com:8000"), host_name("[::1]:80"), host_name("localhost.")
+    ('example.com', '::1', 'localhost')
+    """
+    bare = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return bare.lower().rstrip(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class KeyGuard:
@@ -36,52 +91,84 @@ class KeyGuard:
 
 
 class BodyGuard:
-    """Refuses a body that is too large, or that does not come."""
+    """Refuses a body that is too large, or that does not come; bounds what all of them hold together."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
-        self._app, self._max_bytes, self._seconds = app, max_bytes, seconds
+    def __init__(self, app: ASGIApp, front: Front, limits: Limits) -> None:
+        self._app, self._front = app, front
+        self._max_bytes, self._seconds = limits.max_body_bytes, limits.body_timeout
+        self._held = 0  # bytes of the bodies of all requests that are served
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 413 or 408 in place of the application."""
-        if scope["type"] != "http":
+        """Answer 413, 408 or 503 in place of the application."""
+        if scope["type"] != "http" or not _has_body(scope):
             await self._app(scope, receive, send)
             return
+        body = _Body()
         try:
-            body = await self._read(scope, receive)
-        except APIError as e:
-            await e.response()(scope, receive, send)
-            return
-        await self._app(scope, _again(body, receive), send)
+            try:
+                await self._front.while_serving(self._read(scope, receive, body))
+            except ClientGone:
+                return
+            except APIError as e:
+                await e.response()(scope, receive, send)
+            except Unavailable as e:
+                await api_error(e).response()(scope, receive, send)
+            else:
+                await self._app(scope, body.again(receive), send)
+        finally:
+            self._held -= body.size
 
-    async def _read(self, scope: Scope, receive: Receive) -> list[Message]:
-        """The messages of the body."""
+    async def _read(self, scope: Scope, receive: Receive, body: "_Body") -> None:
         length = Headers(scope=scope).get("content-length", "0")
-        size, messages = 0, list[Message]()
-        if length.isdecimal() and int(length) > self._max_bytes:
-            raise self._too_large(int(length))
+        if length.isdecimal() and (len(length) > 20 or int(length) > self._max_bytes):
+            raise self._too_large(length)
         try:
             async with asyncio.timeout(self._seconds):
-                while not messages or messages[-1].get("more_body", False):
-                    messages.append(await receive())
-                    size += len(messages[-1].get("body", b""))
-                    if size > self._max_bytes:
-                        raise self._too_large(size)
+                while not body.is_whole:
+                    self._held += body.take(await receive())
+                    if body.size > self._max_bytes:
+                        raise self._too_large(body.size)
+                    if self._held > MAX_BODIES * self._max_bytes:
+                        held = format_bytes(self._held)
+                        raise APIError(503, f"bodies of {held} are being served, which is too much; ask again later")
         except TimeoutError as e:
             raise APIError(408, f"the body did not come within {self._seconds:g} seconds; send it faster") from e
-        return messages
 
-    def _too_large(self, size: int) -> APIError:
+    def _too_large(self, size: int | str) -> APIError:
         limit = format_bytes(self._max_bytes)
         return APIError(
             413, f"the body has {size} bytes or more, at most {limit} are read; send less, or raise --max-body"
         )
 
 
-def _again(messages: list[Message], receive: Receive) -> Receive:
-    """Gives the messages once more, then what comes."""
-    left = list(reversed(messages))
+def _has_body(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
-    async def next_message() -> Message:
-        return left.pop() if left else await receive()
 
-    return next_message
+class _Body:
+    """The bytes of one body as they come."""
+
+    def __init__(self) -> None:
+        self.size, self.is_whole = 0, False
+        self._bytes = bytearray()
+
+    def take(self, message: Message) -> int:
+        """Add a message's bytes; how many."""
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part: bytes = message.get("body", b"")
+        self._bytes += part
+        self.size += len(part)
+        self.is_whole = not message.get("more_body", False)
+        return len(part)
+
+    def again(self, receive: Receive) -> Receive:
+        """Gives the body once more, then what comes."""
+        left: list[Message] = [{"type": "http.request", "body": bytes(self._bytes), "more_body": False}]
+        self._bytes.clear()
+
+        async def next_message() -> Message:
+            return left.pop() if left else await receive()
+
+        return next_message

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.service import Service
+from saguaro.serve.http.sse import ClientGone
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -24,7 +25,10 @@ def body_route(service: Service) -> type[APIRoute]:
             async def handle(request: Request) -> Response:
                 check_json(request.headers.get("content-type", ""))
                 body = await service.read_body(kind, await request.body())
-                response: Response = await self.endpoint(body=body, request=request)
+                try:
+                    response: Response = await self.endpoint(body=body, request=request)
+                except ClientGone:
+                    return Response(status_code=499)  # which nobody reads
                 return response
 
             return handle

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from fastapi import Request
+
+from saguaro.serve.http.answer import read
 from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.protocol import DetokenizeRequest, TokenizeRequest
 from saguaro.serve.http.service import Service
@@ -9,13 +12,14 @@ from saguaro.serve.http.service import Service
 MAX_TOKENS = 2**17  # put together at a time: more would hold up the others
 
 
-async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
+async def tokenize(service: Service, body: TokenizeRequest, request: Request) -> dict[str, Any]:
     """Tokens of a text or a conversation."""
     service.check_model(body.model)
     body.check_extra()
     if (body.prompt is None) == (body.messages is None):
         raise APIError(400, "give either prompt or messages", param="prompt")
-    return await service.read(_tokenize, service, body)
+    with service.front.ticket(0, service.limits.request_timeout) as ticket:
+        return await read(service, request, ticket, _tokenize, service, body)
 
 
 def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
@@ -37,11 +41,12 @@ def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
     }
 
 
-async def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
+async def detokenize(service: Service, body: DetokenizeRequest, request: Request) -> dict[str, Any]:
     """Text of tokens, special ones included."""
     service.check_model(body.model)
     body.check_extra()
-    return await service.read(_detokenize, service, body.tokens)
+    with service.front.ticket(0, service.limits.request_timeout) as ticket:
+        return await read(service, request, ticket, _detokenize, service, body.tokens)
 
 
 def _detokenize(service: Service, tokens: list[int]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from saguaro.serve.http.app import create_app
 from saguaro.serve.http.limits import Limits
 from saguaro.serve.http.service import Service
 from saguaro.serve.results import Delta
-from saguaro.serve.serving import Server
+from saguaro.serve.serving import Server, bind, uvicorn_config
 
 NAME = "tiny"
 LONG = {"temperature": 0, "ignore_eos": True, "max_tokens": 150}
@@ -132,13 +132,13 @@ def running(llm: LLM, limits: Limits | None = None, **options: Any) -> Iterator[
     """Serve a model's engine; at the end no page is held and the books balance."""
     service = Service(llm.engine, [NAME], limits or Limits())
     app = create_app(service, **options)
-    server = _Told(uvicorn.Config(app, port=0, log_level="warning", lifespan="on"), service)
-    thread = threading.Thread(target=server.run)
+    place = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{place.getsockname()[1]}"
+    server = _Told(uvicorn_config(app, service, log_level="warning", lifespan="on"), service)
+    thread = threading.Thread(target=server.run, args=([place],))
     thread.start()
     try:
         assert server.listens.wait(30)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        url = f"http://127.0.0.1:{port}"
         with httpx.Client(base_url=url, timeout=60) as client:
             yield Running(url, service, server, client)
     finally:

@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ ASKED = {"prompt": "the end", "max_tokens": 200, "temperature": 0, "ignore_eos":
 
 
 @contextmanager
-def serving(log: Path, *args: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
+def serving(
+    log: Path, *args: str, command: Sequence[str] = SERVE, **environment: str
+) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
     """The command, once it listens."""
     with log.open("wb") as out:
-        process = subprocess.Popen([*SERVE, *args, "--port", "0"], stderr=out, env={**os.environ, **environment})
+        process = subprocess.Popen([*command, *args, "--port", "0"], stderr=out, env={**os.environ, **environment})
     try:
         until(lambda: process.poll() is not None or "saguaro: serving" in log.read_text())
         found = re.search(r" on (http://[\d.:]+)", log.read_text())
@@ -63,6 +65,21 @@ def test_a_signal_lets_streams_finish(folder: Path, tmp_path: Path, sign: signal
         assert process.wait(30) == 0
 
 
+@pytest.mark.parametrize(("flags", "named"), [((), "127.0.0.1"), (("--forwarded-allow-ips", "127.0.0.1"), "6.6.6.6")])
+def test_the_log_names_a_forwarded_client_only_if_the_proxy_is_known(
+    folder: Path, tmp_path: Path, flags: tuple[str, ...], named: str
+) -> None:
+    log, out = tmp_path / "log", tmp_path / "out"
+    args = ("--kv-memory", "2MiB", "--allowed-hosts", "a.example", "--allowed-hosts", "b.example", *flags)
+    command = ["bash", "-c", f'exec "$0" "$@" > {out}', *SERVE, str(folder)]
+    with serving(log, *args, command=command) as (_, client):
+        for host, status in {"a.example": 200, "b.example:80": 200, "c.example": 421}.items():
+            answer = client.get("/version", headers={"Host": host, "X-Forwarded-For": "6.6.6.6"})
+            assert answer.status_code == status
+        until(lambda: out.read_text().count("GET /version") == 3)
+        assert out.read_text().count(f" {named}:") == 3
+
+
 def test_a_draft_that_is_killed_is_nothing_to_clients(folder: Path, tmp_path: Path) -> None:
     args = ("--draft", "drop:2", "--method", "ssd-uniform", "--link", "process", "--kv-memory", "2MiB")
     with serving(tmp_path / "log", str(folder), *args) as (process, client):
@@ -99,6 +116,9 @@ def children(pid: int) -> list[int]:
         (("--max-waiting", "-1"), "max_waiting is -1"),
         (("--request-timeout", "0"), "request_timeout is 0.0"),
         (("--max-body", "much"), "max_body is 'much'"),
+        (("--header-timeout", "0"), "header_timeout is 0.0"),
+        (("--body-timeout", "inf"), "body_timeout is inf"),
+        (("--max-connections", "0"), "max_connections is 0"),
         (("--api-key", ""), "the API key is empty"),
         (("--port", "99999"), "port is 99999"),
         (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1:8000"),

@@ -100,3 +100,38 @@ def test_two_servers_in_one_process_do_not_disturb_each_other(server: Running, f
         other.complete([5] * 30, max_tokens=1)
         assert server.metric("vllm:prompt_tokens_total") == before
         assert other.metric("vllm:prompt_tokens_total") == 30
+
+
+OWN = ["127.0.0.1", "localhost", "LocalHost:8000", "[::1]:8000", "192.168.1.7:80", "10.0.0.1", "gpu-box:8000"]
+OWN += ["saguaro.local", "saguaro.internal:80", "a.localhost", "localhost.", "mine.example.com", "a.wild.example.com"]
+STRANGE = ["evil.com", "evil.com:8000", "127.0.0.1.evil.com", "localhost.evil.com", "example.com", "other.example.com"]
+STRANGE += ["wild.example.com", "1.2.3", "evil.local.com", "[evil.com]", "evil.com."]
+
+
+def test_a_host_that_is_not_the_servers_own_is_refused(folder: Path) -> None:
+    """A page that has its name resolved to this machine (DNS rebinding) is still known by that name."""
+    with running(tiny_llm(folder), allowed_hosts=["mine.example.com", "*.wild.example.com"]) as server:
+        for host in OWN:
+            assert server.client.get("/v1/models", headers={"Host": host}).status_code == 200, host
+        for host in STRANGE:
+            for path in ("/v1/models", "/health", "/", "/v1/models/"):
+                answer = server.client.get(path, headers={"Host": host})
+                assert answer.status_code == 421, host
+                assert "location" not in answer.headers
+            message = answer.json()["error"]["message"]
+            assert f"this server is not known as {host!r}; start it with --allowed-hosts " in message
+            assert server.post("/v1/completions", {"prompt": "the"}, headers={"Host": host}).status_code == 421
+        long = server.client.get("/", headers={"Host": f"{'a' * 10_000}.com"})
+        assert (long.status_code, len(long.json()["error"]["message"]) < 400) == (421, True)
+
+
+def test_any_host_is_served_if_that_is_wanted(folder: Path) -> None:
+    with running(tiny_llm(folder), allowed_hosts=["*"]) as server:
+        assert server.client.get("/v1/models", headers={"Host": "evil.com"}).status_code == 200
+
+
+def test_no_answer_sends_a_client_to_the_host_it_named(server: Running) -> None:
+    for path in ("/health/", "/v1/models/", "/v1/completions/", "/tokenize/"):
+        answer = server.client.get(path, headers={"Host": "somewhere"})
+        assert answer.status_code in (404, 405), path
+        assert "location" not in answer.headers
