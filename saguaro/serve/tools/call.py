@@ -1,0 +1,192 @@
+"""One tool call as a model writes it, character by character; its arguments are known as they grow."""
+
+import json
+import re
+from collections.abc import Collection
+from typing import Protocol
+
+from saguaro.serve.tools.json_scan import SPACE, JsonScan
+
+ARGUMENTS = ("arguments", "parameters")  # what models call them
+_KNOWN = ("name", *ARGUMENTS, "type", "id")
+_HEAD = re.compile(r"\s*([a-zA-Z0-9_.-]{1,64})\s*(\[CALL_ID\]\s*\w*)?\s*(\[ARGS\])?\s*")
+_HEAD_CHARS = re.compile(r"[a-zA-Z0-9_.\-\[\]\s]")
+_MAX_HEAD = 256
+
+
+class CallScan(Protocol):
+    """A call that grows."""
+
+    @property
+    def name(self) -> str | None:
+        """Its name, once its name is known and its arguments have begun: from then on it is a call."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is complete."""
+
+    def push(self, c: str) -> bool:
+        """Take a character. False: it does not belong to the call, which is done or is none."""
+
+    def take(self) -> str:
+        """The arguments since the last time."""
+
+
+class Arguments:
+    """A JSON object; control characters that its strings may not hold are escaped."""
+
+    def __init__(self) -> None:
+        self._scan, self._new = JsonScan(), ""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the object is complete."""
+        return self._scan.is_done
+
+    def push(self, c: str) -> bool:
+        """Take a character."""
+        is_control = self._scan.is_string and c < " "
+        is_taken = self._scan.push(c)
+        if is_taken:
+            self._new += json.dumps(c)[1:-1] if is_control else c
+        return is_taken
+
+    def take(self) -> str:
+        """What is new."""
+        new, self._new = self._new, ""
+        return new
+
+
+class ObjectCall:
+    """`{"name": "f", "arguments": {...}}`, in any order, perhaps with a type and an id.
+
+    The names that a call may have: None, any. A bare one stands where any other text could, so it must have a known
+    name and nothing that calls do not have.
+    """
+
+    def __init__(self, names: Collection[str] | None, is_bare: bool) -> None:
+        self.is_done = False
+        self._name: str | None = None
+        self._names, self._is_bare = names, is_bare
+        self._state = self._open
+        self._key = self._word = ""
+        self._value = JsonScan()
+        self._arguments: Arguments | None = None
+
+    @property
+    def name(self) -> str | None:
+        """Its name, once it is a call."""
+        return self._name if self.is_done or self._arguments is not None else None
+
+    def push(self, c: str) -> bool:
+        """Take a character."""
+        return not self.is_done and self._state(c)
+
+    def take(self) -> str:
+        """The arguments since the last time; a call without any has {}."""
+        if self._arguments is None:
+            if not self.is_done:
+                return ""
+            self._arguments = Arguments()
+            return "{}"
+        return self._arguments.take()
+
+    def _open(self, c: str) -> bool:
+        self._state = self._first_key
+        return c == "{"
+
+    def _first_key(self, c: str) -> bool:
+        if c in SPACE:
+            return True
+        self._state, self._value, self._word = self._in_key, JsonScan(), ""
+        return c == '"' and self._in_key(c)
+
+    def _in_key(self, c: str) -> bool:
+        is_taken = self._value.push(c)
+        self._word += c
+        if self._value.is_done:
+            self._key, self._state = _text(self._word), self._colon
+            return not self._is_bare or self._key in _KNOWN
+        return is_taken
+
+    def _colon(self, c: str) -> bool:
+        if c == ":":
+            self._state = self._first_of_value
+        return c == ":" or c in SPACE
+
+    def _first_of_value(self, c: str) -> bool:
+        if c in SPACE:
+            return True
+        if self._key in ARGUMENTS and self._arguments is None:
+            if c != "{":
+                return False
+            self._arguments, self._state = Arguments(), self._in_arguments
+            return self._in_arguments(c)
+        self._value, self._word, self._state = JsonScan(), "", self._in_value
+        is_name = self._key == "name" and self._name is None
+        return (c == '"' or not is_name) and self._in_value(c)
+
+    def _in_arguments(self, c: str) -> bool:
+        assert self._arguments is not None
+        is_taken = self._arguments.push(c)
+        if self._arguments.is_done:
+            self._state = self._after_value
+        return is_taken
+
+    def _in_value(self, c: str) -> bool:
+        is_taken = self._value.push(c)
+        if is_taken:
+            self._word += c
+        if not self._value.is_done:
+            return is_taken
+        self._state = self._after_value
+        if self._key == "name" and self._name is None and not self._is_named(_text(self._word)):
+            return False
+        return is_taken or self._after_value(c)  # a number ends before what follows it
+
+    def _is_named(self, name: str) -> bool:
+        is_name = 0 < len(name) <= _MAX_HEAD and name.isprintable() and (self._names is None or name in self._names)
+        self._name = name if is_name else None
+        return is_name
+
+    def _after_value(self, c: str) -> bool:
+        if c == ",":
+            self._state = self._first_key
+        elif c == "}":
+            self.is_done = self._name is not None
+            return self.is_done
+        return c == "," or c in SPACE
+
+
+class NamedCall:
+    """`f{...}` or `f[ARGS]{...}`, as newer Mistral models write it."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._head, self._arguments = "", Arguments()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the arguments are complete."""
+        return self._arguments.is_done
+
+    def push(self, c: str) -> bool:
+        """Take a character."""
+        if self.name is None and c != "{":
+            self._head += c
+            return _HEAD_CHARS.match(c) is not None and len(self._head) <= _MAX_HEAD
+        if self.name is None:
+            head = _HEAD.fullmatch(self._head)
+            if head is None:
+                return False
+            self.name = head[1]
+        return self._arguments.push(c)
+
+    def take(self) -> str:
+        """The arguments since the last time."""
+        return self._arguments.take()
+
+
+def _text(word: str) -> str:
+    """A JSON string that may hold control characters."""
+    return str(json.loads(word, strict=False))
