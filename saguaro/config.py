@@ -113,6 +113,8 @@ class SamplingParams:
     """Go on past the model's end of text."""
     logprobs: int | None = None
     """Report each token's log-probability and this many alternatives."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
     n: int = 1
     """How many outputs for one prompt."""
     speculation: bool = True

@@ -5,7 +5,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from saguaro.errors import RequestError, SaguaroError, TokenizerMismatch
 from saguaro.model.chat_template import ChatTemplate, Message, check_messages
@@ -21,6 +21,13 @@ FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "config.j
 FILES += ["vocab*", "merges.txt", "*.jinja", "chat_template.json", "*.model"]  # that transformers may read
 
 
+class AddedToken(NamedTuple):
+    """A token beside the vocabulary that was learnt."""
+
+    id: int
+    is_special: bool
+
+
 class Tokenizer:
     """A model's tokenizer and chat template."""
 
@@ -31,6 +38,12 @@ class Tokenizer:
         self.eos_id: int | None = inner.eos_token_id
         self._backend = getattr(inner, "backend_tokenizer", None)  # which decodes in a fifth of the time
         self._specials = Specials(self._backend) if self._backend is not None else None
+
+    @property
+    def added_tokens(self) -> dict[str, AddedToken]:
+        """Tokens that a text is cut at before anything else, by their spelling; special ones are left out of texts."""
+        found = self.inner.added_tokens_decoder
+        return {str(token): AddedToken(index, token.special) for index, token in found.items()}
 
     def copy(self) -> "Tokenizer":
         """One that another thread can use at the same time."""
@@ -205,8 +218,15 @@ class TextStream:
     The context is the end of the prompt: some tokenizers write a word's space only if something comes before it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), context: Sequence[int] = ()) -> None:
-        self._tokenizer, self._stop = tokenizer, stop
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        context: Sequence[int] = (),
+        *,
+        special: bool = False,  # whether special tokens have a text
+    ) -> None:
+        self._tokenizer, self._stop, self._special = tokenizer, stop, special
         self._tokens = list(context)  # those needed to decode what comes, and those not in the text yet
         self._read = len(self._tokens)  # of these, how many are in the text or before it
         self._text = ""  # decoded so far
@@ -251,8 +271,8 @@ class TextStream:
         return self._show(end if self.stopped_by is not None else len(self._text))
 
     def _undecoded(self) -> str:
-        before = self._tokenizer.decode(self._tokens[: self._read])
-        return self._tokenizer.decode(self._tokens)[len(before) :]
+        before = self._tokenizer.decode(self._tokens[: self._read], self._special)
+        return self._tokenizer.decode(self._tokens, self._special)[len(before) :]
 
     def _show(self, end: int) -> str:
         new = self._text[self._shown : end]

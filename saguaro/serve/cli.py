@@ -20,6 +20,7 @@ from saguaro.config import EngineConfig, SamplingParams, Structured
 from saguaro.distill.recipe import Recipe
 from saguaro.errors import ConfigError, SaguaroError
 from saguaro.serve.http.limits import Limits
+from saguaro.serve.tools.parsers import Parsers
 
 if TYPE_CHECKING:
     from saguaro.serve.llm import LLM
@@ -282,6 +283,17 @@ class LimitArgs(Limits):
         return Limits(**asdict(self))
 
 
+class ParserArgs(Parsers):
+    """How the model's output is read."""
+
+    def __post_init__(self) -> None:
+        """Checked when the parsers are made, so that errors read the same everywhere."""
+
+    def parsers(self) -> Parsers:
+        """The checked parsers."""
+        return Parsers(**asdict(self))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Serve:
     """Serve the model over HTTP, as the OpenAI API has it."""
@@ -313,6 +325,7 @@ class Serve:
     """Log every request."""
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
     """What is logged."""
+    parsers: Flat[ParserArgs] = field(default_factory=ParserArgs)
     limits: Flat[LimitArgs] = field(default_factory=LimitArgs)
     engine: Flat[ServedEngineArgs] = field(default_factory=ServedEngineArgs)
 

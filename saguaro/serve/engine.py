@@ -104,7 +104,13 @@ class Engine:
                 grammar=self.grammars.start(params.structured) if params.structured is not None else None,
             )
             self.scheduler.add(request)  # refuses all outputs of a prompt or none: they are alike
-            output = _Output(request, index, TextStream(self.tokenizer, params.stop, tokens[-CONTEXT:]))
+            stream = TextStream(
+                self.tokenizer,
+                params.stop,
+                tokens[-CONTEXT:],
+                special=not params.skip_special_tokens,
+            )
+            output = _Output(request, index, stream)
             job.outputs.append(output)
             self._by_request[request] = (job, output)
         self._jobs[request_id] = job

@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
 
 def serve(command: cli.Serve) -> int:
     """Serve until told to end."""
-    limits = command.limits.limits()
+    limits, parsers = command.limits.limits(), command.parsers.parsers()
     keys = command.api_key or tuple(filter(None, [os.environ.get("SAGUARO_API_KEY")]))
     if any(not key.strip() for key in keys):
         raise ConfigError("the API key is empty; give one with letters, or none")
@@ -98,7 +98,7 @@ def serve(command: cli.Serve) -> int:
     )
     place = bind(command.host, command.port)
     llm = cli.load(which, command.engine)
-    service = Service(llm.engine, command.served_model_name or (llm.engine.loaded.name,), limits)
+    service = Service(llm.engine, command.served_model_name or (llm.engine.loaded.name,), limits, parsers)
     hosts = hosts_of(command, has_keys=bool(keys))
     app = create_app(service, api_keys=keys, allowed_origins=command.allowed_origins, allowed_hosts=hosts)
     config = uvicorn_config(

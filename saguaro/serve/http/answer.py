@@ -36,11 +36,14 @@ class Shape(Protocol):
     def opening(self) -> Choice | None:
         """What an output's first chunk says before there is any text."""
 
-    def piece(self, at: int, delta: Delta) -> Choice:
-        """What a delta adds to output `at`."""
+    def pieces(self, at: int, delta: Delta, is_wanted: bool) -> list[Choice]:
+        """What a delta adds to output `at`, in one choice or several; in none if it adds nothing and is not wanted."""
 
     def output(self, output: Completion) -> Choice:
         """A finished output."""
+
+    def usage(self, outputs: Sequence[Completion]) -> dict[str, Any]:
+        """What more is to be told of the tokens of these outputs."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,8 @@ class Answer:
         while not is_over:
             chunks = []
             for event in await self._ticket.events():
-                chunk, is_over = self._chunk(event, wants_usage)
-                if chunk is not None:
+                found, is_over = self._chunks(event, wants_usage)
+                for chunk in found:
                     chunks.append(sse({**chunk, **usage} if "choices" in chunk and "usage" not in chunk else chunk))
                 if is_over:
                     chunks.append(DONE)
@@ -105,27 +108,27 @@ class Answer:
             if chunks:
                 yield b"".join(chunks)
 
-    def _chunk(self, event: Event, wants_usage: bool) -> tuple[dict[str, Any] | None, bool]:
+    def _chunks(self, event: Event, wants_usage: bool) -> tuple[list[dict[str, Any]], bool]:
         """What an event says, and whether it is the last."""
         match event:
             case Failed(error):
-                return api_error(error).body(), True
+                return [api_error(error).body()], True
             case Done(results):
-                tail = {**self._head(self._shape.chunk), "choices": [], "usage": usage_of(results)}
-                return tail if wants_usage else None, True
+                tail = {**self._head(self._shape.chunk), "choices": [], "usage": self._usage(results)}
+                return [tail] if wants_usage else [], True
             case Piece(delta=delta):
                 if delta.finish_reason == "error":
-                    return _broken(delta.stop_reason).body(), True
+                    return [_broken(delta.stop_reason).body()], True
                 at = event.prompt * self._n + delta.index
                 rounds = self._narrate(event)
-                if not (delta.text or delta.logprobs or delta.finish_reason or rounds):
-                    return None, False  # half a character
-                choice = {"index": at, **self._shape.piece(at, delta)}
-                if self._narrators:
-                    choice["speculation"] = rounds
-                if delta.finish_reason is not None:
-                    choice["seed"] = self._seeds[at]
-                return {**self._head(self._shape.chunk), "choices": [choice]}, False
+                is_wanted = bool(delta.logprobs or delta.finish_reason or rounds)
+                choices = [{"index": at, **choice} for choice in self._shape.pieces(at, delta, is_wanted)]
+                for place, choice in enumerate(choices):
+                    if self._narrators:
+                        choice["speculation"] = rounds if place == 0 else []
+                    if choice["finish_reason"] is not None:
+                        choice["seed"] = self._seeds[at]
+                return [{**self._head(self._shape.chunk), "choices": [choice]} for choice in choices], False
 
     def _narrate(self, piece: Piece) -> list[Any]:
         if not self._narrators:
@@ -147,7 +150,10 @@ class Answer:
             if self._narrators:
                 choice["speculation"] = self._rounds[at]
             choices.append(choice)
-        return {**self._head(self._shape.whole), "choices": choices, "usage": usage_of(results)}
+        return {**self._head(self._shape.whole), "choices": choices, "usage": self._usage(results)}
+
+    def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
+        return usage_of(results) | self._shape.usage([output for result in results for output in result.outputs])
 
     def _head(self, kind: str) -> dict[str, Any]:
         name = self._body.model or self._service.names[0]

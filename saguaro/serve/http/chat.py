@@ -1,18 +1,26 @@
 """POST /v1/chat/completions: a conversation is answered."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 
+from saguaro.config import SamplingParams
+from saguaro.errors import ConfigError
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.serve.http.answer import Choice, Question, read, respond
 from saguaro.serve.http.checks import check_asking
+from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.logprobs import chat_logprobs
 from saguaro.serve.http.protocol import ChatRequest
 from saguaro.serve.http.service import Service
 from saguaro.serve.results import Completion, Delta
+from saguaro.serve.tools.dialect import Conversation, Dialect, Prompt
+from saguaro.serve.tools.events import CallArguments, CallStart, ContentDelta, Event, Parsed, ReasoningDelta
+from saguaro.serve.tools.reader import OutputReader, parse
 
 
 class ChatShape:
@@ -20,34 +28,130 @@ class ChatShape:
 
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer, wants_logprobs: bool) -> None:
-        self._tokenizer, self._wants_logprobs = tokenizer, wants_logprobs
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        dialect: Dialect,
+        prompt: Prompt,
+        *,
+        wants_logprobs: bool,
+        wants_reasoning: bool,
+    ) -> None:
+        self._tokenizer, self._dialect, self._prompt = tokenizer, dialect, prompt
+        self._wants_logprobs, self._wants_reasoning = wants_logprobs, wants_reasoning
+        self._readers: dict[int, tuple[OutputReader, Parsed]] = {}  # by output, with what was read
 
     def opening(self) -> Choice:
         """Who speaks."""
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
-    def piece(self, at: int, delta: Delta) -> Choice:
-        """What a delta adds."""
-        logprobs = chat_logprobs(self._tokenizer, delta.logprobs) if self._wants_logprobs else None
-        said: dict[str, Any] = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
-        choice = {"delta": said, "logprobs": logprobs, "finish_reason": delta.finish_reason}
-        return {**choice, "stop_reason": delta.stop_reason} if delta.finish_reason else choice
+    def pieces(self, at: int, delta: Delta, is_wanted: bool) -> list[Choice]:
+        """What a delta adds: content, reasoning and the beginning of every call one by one."""
+        if at not in self._readers:
+            self._readers[at] = self._prompt.new_reader(), Parsed()
+        reader, parsed = self._readers[at]
+        events = [*reader.push(delta.text), *(reader.finish() if delta.finish_reason is not None else ())]
+        for event in events:
+            parsed.add(event)
+        said = [self._said(event) for event in events]
+        choices = [_choice(each) for each in said if each]
+        if not choices and is_wanted:
+            choices = [_choice({})]
+        if choices and self._wants_logprobs:
+            choices[0]["logprobs"] = chat_logprobs(self._tokenizer, delta.logprobs)
+        if delta.finish_reason is not None:
+            reason = _finish_reason(delta.finish_reason, parsed)
+            choices[-1] |= {"finish_reason": reason, "stop_reason": delta.stop_reason}
+        return choices
 
     def output(self, output: Completion) -> Choice:
         """A finished output."""
         logprobs = chat_logprobs(self._tokenizer, output.logprobs) if output.logprobs is not None else None
-        message = {"role": "assistant", "content": output.text, "refusal": None}
-        ended = {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
-        return {"message": message, "logprobs": logprobs, **ended}
+        parsed = parse(output.text, self._prompt.new_reader())
+        is_silent = bool(parsed.calls) or parsed.reasoning is not None
+        content = parsed.content if parsed.content is not None or is_silent else ""
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if parsed.reasoning is not None and self._wants_reasoning:
+            message |= _reasoning(parsed.reasoning)
+        if parsed.calls:
+            calls = [(call.id, {"name": call.name, "arguments": call.arguments}) for call in parsed.calls]
+            message["tool_calls"] = [{"id": id, "type": "function", "function": function} for id, function in calls]
+        reason = _finish_reason(output.finish_reason, parsed)
+        return {"message": message, "logprobs": logprobs, "finish_reason": reason, "stop_reason": output.stop_reason}
+
+    def usage(self, outputs: Sequence[Completion]) -> dict[str, Any]:
+        """How many tokens were reasoning, where the model may reason."""
+        if self._dialect.thinking is None:
+            return {}
+        read = [(output.token_ids, parse(output.text, self._prompt.new_reader()).reasoning) for output in outputs]
+        n = sum(self._dialect.count_reasoning(tokens, reasoning) for tokens, reasoning in read)
+        return {"completion_tokens_details": {"reasoning_tokens": n}}
+
+    def _said(self, event: Event) -> dict[str, Any]:
+        match event:
+            case ContentDelta(text):
+                return {"content": text}
+            case ReasoningDelta(text):
+                return _reasoning(text) if self._wants_reasoning else {}
+            case CallStart(index, id, name):
+                function = {"name": name, "arguments": ""}
+                return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
+            case CallArguments(index, text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+            case _:
+                return {}
 
 
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
-    params, messages = check_asking(service, body, 1), body.conversation()
+    params = check_asking(service, body, 1)
+    conversation = converse(service.dialect, body)
     with ExitStack() as stack:
         ticket = stack.enter_context(service.front.ticket(params.n, service.limits.request_timeout))
-        special = bool(body.parse_special_tokens)
-        tokens = await read(service, request, ticket, service.encode_chat, messages, params, special)
-        shape = ChatShape(service.tokenizer, params.logprobs is not None)
-        return await respond(service, Question(request, body, params, [tokens], shape), stack, ticket)
+        prompt, params = await read(service, request, ticket, prepare, service, conversation, params)
+        shape = ChatShape(
+            service.tokenizer,
+            service.dialect,
+            prompt,
+            wants_logprobs=params.logprobs is not None,
+            wants_reasoning=body.include_reasoning is not False,
+        )
+        return await respond(service, Question(request, body, params, [prompt.tokens], shape), stack, ticket)
+
+
+def converse(dialect: Dialect, body: ChatRequest) -> Conversation:
+    """What a request asks; raises if that cannot be."""
+    variables = dialect.effort(body.reasoning_effort) | dialect.variables(body.chat_template_kwargs)
+    return Conversation(body.turns(), body.declared(), variables, parse_special=bool(body.parse_special_tokens))
+
+
+def prepare(service: Service, conversation: Conversation, params: SamplingParams) -> tuple[Prompt, SamplingParams]:
+    """A conversation's prompt and how it is decoded, of which it is known that they can be served."""
+    text = service.dialect.render(conversation)
+    service.check_text(text)
+    prompt = service.dialect.prompt(text, conversation.declared, params.structured)
+    params = replace(params, structured=prompt.structured)
+    if prompt.shows_special:
+        params = replace(params, skip_special_tokens=False)
+    try:
+        service.engine.check(prompt.tokens, params)
+    except ConfigError as e:
+        if conversation.declared is None or not str(e).startswith("structured."):
+            raise
+        raise APIError(
+            400, f"no grammar can be made of the tools' parameters; simplify them: {e}", param="tools"
+        ) from e
+    return prompt, params
+
+
+def _choice(said: dict[str, Any]) -> Choice:
+    return {"delta": said, "logprobs": None, "finish_reason": None}
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """By both names that clients look for."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _finish_reason(reason: str, parsed: Parsed) -> str:
+    return "tool_calls" if reason == "stop" and parsed.ends_with_calls else reason

@@ -1,7 +1,9 @@
 """POST /v1/completions: prompts are continued."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
@@ -27,20 +29,26 @@ class CompletionShape:
     def opening(self) -> None:
         """A completion begins with its text."""
 
-    def piece(self, at: int, delta: Delta) -> Choice:
+    def pieces(self, at: int, delta: Delta, is_wanted: bool) -> list[Choice]:
         """What a delta adds."""
+        if not (delta.text or is_wanted):
+            return []  # half a character
         logprobs = None
         if self._wants_logprobs:
             logprobs = completion_logprobs(self._tokenizer, delta.logprobs, self._offset[at])
             self._offset[at] += sum(map(len, logprobs["tokens"]))
         choice = {"text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish_reason}
-        return {**choice, "stop_reason": delta.stop_reason} if delta.finish_reason else choice
+        return [{**choice, "stop_reason": delta.stop_reason} if delta.finish_reason else choice]
 
     def output(self, output: Completion) -> Choice:
         """A finished output."""
         logprobs = completion_logprobs(self._tokenizer, output.logprobs) if output.logprobs is not None else None
         ended = {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
         return {"text": output.text, "logprobs": logprobs, **ended}
+
+    def usage(self, outputs: Sequence[Completion]) -> dict[str, Any]:
+        """Nothing more."""
+        return {}
 
 
 async def complete(service: Service, body: CompletionRequest, request: Request) -> Response:

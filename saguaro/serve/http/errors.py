@@ -23,7 +23,8 @@ _STATUS: Mapping[type[SaguaroError], int] = {
     ConfigError: 400,
     RequestError: 400,
 }
-_NAMED = re.compile(r"([a-z_]+)(?:\[[^\]]*\])? (?:is|holds|names) ")  # how messages of ConfigError begin
+# How messages of ConfigError begin: with the parameter, and a place in it.
+_NAMED = re.compile(r"(?!structured)([a-z_]+)(?:\[[^\]]*\]|\.[a-z_]+)* (?:is|has|holds|names) ")
 
 
 class ErrorBody(BaseModel):

@@ -17,6 +17,8 @@ from saguaro.config import SamplingParams, build
 from saguaro.errors import ConfigError, short
 from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.neutral import IGNORED, NEUTRAL
+from saguaro.serve.tools.declared import Declared, declare
+from saguaro.serve.tools.messages import Turn, read_calls
 
 # Fields of SamplingParams that clients write in another way, or that are made of several parameters.
 WRITTEN_OTHERWISE = ("max_tokens", "stop", "stop_token_ids", "logit_bias", "logprobs", "n", "structured")
@@ -180,16 +182,29 @@ class ChatMessage(Body):
     content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[Any] | None = None
+    """What an assistant called."""
+    tool_call_id: str | None = None
+    """Of which call a tool's content is the result."""
+    reasoning_content: str | None = None
+    """What an assistant thought before."""
+    reasoning: str | None = None
+    """Another name of reasoning_content."""
 
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> Turn:
         """The turn as chat templates read it."""
-        if self.tool_calls or self.content is None:
-            raise APIError(
-                400, f"a message of {short(self.role)} has no text; tool calls are not supported", param="messages"
-            )
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        named = {"name": self.name} if self.name is not None else {}
-        return {"role": "system" if self.role == "developer" else self.role, "content": text, **named}
+        if self.content is None and not self.tool_calls:
+            raise APIError(400, f"a message of {self.role!r:.100} has no text; give it content", param="messages")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise APIError(400, "a message of 'tool' has no tool_call_id; give the id of the call", param="messages")
+        text = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content or ""
+        turn: Turn = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        others = {
+            "name": self.name,
+            "tool_calls": read_calls(self.tool_calls) if self.tool_calls and self.role == "assistant" else None,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+        }
+        return turn | {name: value for name, value in others.items() if value is not None}
 
 
 class ChatRequest(Sampling):
@@ -204,6 +219,18 @@ class ChatRequest(Sampling):
     """So many alternatives are reported with it."""
     parse_special_tokens: bool | None = None
     """Whether special tokens that messages spell out, such as <|im_end|>, are tokens; otherwise they are text."""
+    tools: list[dict[str, Any]] | None = None
+    """Functions that the model may call."""
+    tool_choice: str | dict[str, Any] | None = None
+    """auto, none, required (at least one call), or the function that must be called."""
+    parallel_tool_calls: bool | None = None
+    """Whether there may be several calls; true without it."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template, such as enable_thinking."""
+    reasoning_effort: str | None = None
+    """How much to think, where the chat template has it."""
+    include_reasoning: bool | None = None
+    """Whether the reasoning is part of the response; true without it."""
 
     def params(self) -> SamplingParams:
         """How it is decoded; raises if that cannot be."""
@@ -215,9 +242,18 @@ class ChatRequest(Sampling):
         top = (self.top_logprobs or 0) if self.logprobs else None
         return self.sampling(max_tokens=limits.pop() if limits else None, logprobs=top)
 
-    def conversation(self) -> list[dict[str, str]]:
+    def turns(self) -> list[Turn]:
         """The turns as chat templates read them."""
         return [message.plain() for message in self.messages]
+
+    def declared(self) -> Declared | None:
+        """The tools that may be called."""
+        if self.tools is not None and (self.response_format or self.structured_outputs):
+            is_text = self.structured_outputs is None and self.response_format and self.response_format.type == "text"
+            if not is_text and self.tool_choice != "none":
+                message = "tools and response_format both say what the output is; give one of them, or tool_choice none"
+                raise APIError(400, message, param="response_format")
+        return declare(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 class CompletionRequest(Sampling):
@@ -250,6 +286,10 @@ class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+    """Functions that the model may call."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template."""
     add_special_tokens: bool | None = None
     """Whether a text gets the special tokens that the model puts around one."""
     parse_special_tokens: bool | None = None

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -15,6 +16,8 @@ from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.limits import Limits
 from saguaro.serve.http.readers import Readers
 from saguaro.serve.prometheus import Metrics
+from saguaro.serve.tools.dialect import Dialect
+from saguaro.serve.tools.parsers import Parsers
 
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
@@ -25,8 +28,9 @@ READERS = 4  # threads that read prompts, beside the event loop and the engine: 
 class Service:
     """A served model."""
 
-    def __init__(self, engine: Engine, names: Sequence[str], limits: Limits) -> None:
+    def __init__(self, engine: Engine, names: Sequence[str], limits: Limits, parsers: Parsers | None = None) -> None:
         self.engine, self.names, self.limits = engine, tuple(names), limits
+        self._parsers = parsers or Parsers()
         self.metrics = Metrics(engine, self.names[0])
         self.front = Front(engine, max_waiting=limits.max_waiting, watcher=self.metrics)
         self.created = int(time.time())
@@ -37,6 +41,11 @@ class Service:
         self._readers = Readers(READERS, "saguaro-tokens")
         # One thread: pydantic holds the interpreter while it works, so the event loop waits for one body at most.
         self._bodies = Readers(1, "saguaro-bodies")
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the model is spoken with; raises where it has no chat template."""
+        return Dialect(self.tokenizer, self._parsers)
 
     async def start(self) -> None:
         """Begin to serve."""
@@ -66,13 +75,6 @@ class Service:
         """A prompt's tokens, of which it is known that they can be served."""
         self.check_text(prompt)
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        self.engine.check(tokens, params)
-        return tokens
-
-    def encode_chat(self, messages: list[dict[str, str]], params: SamplingParams, parse_special: bool) -> list[int]:
-        """A conversation's tokens, of which it is known that they can be served."""
-        self.check_text("".join(message["content"] for message in messages))
-        tokens = self.tokenizer.encode_chat(messages, parse_special=parse_special)
         self.engine.check(tokens, params)
         return tokens
 

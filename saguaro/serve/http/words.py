@@ -8,6 +8,8 @@ from saguaro.serve.http.answer import read
 from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.protocol import DetokenizeRequest, TokenizeRequest
 from saguaro.serve.http.service import Service
+from saguaro.serve.tools.declared import declare
+from saguaro.serve.tools.dialect import Conversation
 
 MAX_TOKENS = 2**17  # put together at a time: more would hold up the others
 
@@ -25,9 +27,12 @@ async def tokenize(service: Service, body: TokenizeRequest, request: Request) ->
 def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
     words = service.tokenizer
     if body.messages is not None:
-        messages = [message.plain() for message in body.messages]
-        service.check_text("".join(message["content"] for message in messages))
-        tokens = words.encode_chat(messages, parse_special=bool(body.parse_special_tokens))
+        turns = [message.plain() for message in body.messages]
+        variables = service.dialect.variables(body.chat_template_kwargs)
+        asked = Conversation(turns, declare(body.tools), variables, parse_special=bool(body.parse_special_tokens))
+        text = service.dialect.render(asked)
+        service.check_text(text)
+        tokens = words.encode_rendered(text)
     else:
         assert body.prompt is not None
         service.check_text(body.prompt)

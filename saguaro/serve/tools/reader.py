@@ -51,11 +51,13 @@ class OutputReader:
         *,
         is_thinking: bool = False,  # the prompt has opened the reasoning already
         names: Collection[str] = (),  # of the declared tools
+        max_calls: int | None = None,  # calls beyond these are left out
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
         self._openers = format.openers if format else ()
         self._is_bare, self._is_named = bool(format and format.is_bare), bool(format and format.is_named)
         self._thinking, self._names, self._new_id = thinking, names, new_id
+        self._max_calls = max_calls
         self._held = ""  # not told yet
         self._raw = ""  # of what may be a call, all that was taken from _held
         self._events: list[Event] = []
@@ -212,12 +214,12 @@ class OutputReader:
         if self._call.name is None:
             return
         if not self._is_started:
-            self._events.append(CallStart(self._n_calls, self._new_id(), self._call.name))
+            self._add(CallStart(self._n_calls, self._new_id(), self._call.name))
             self._is_started, self._raw, self._is_after_call = True, "", True
         self._argue(self._call.take())
 
     def _end(self) -> None:
-        self._events.append(CallEnd(self._n_calls))
+        self._add(CallEnd(self._n_calls))
         self._n_calls += 1
         self._state = self._between
 
@@ -278,7 +280,11 @@ class OutputReader:
 
     def _argue(self, text: str) -> None:
         if text:
-            self._events.append(CallArguments(self._n_calls, text))
+            self._add(CallArguments(self._n_calls, text))
+
+    def _add(self, event: CallStart | CallArguments | CallEnd) -> None:
+        if self._max_calls is None or event.index < self._max_calls:
+            self._events.append(event)
 
 
 def parse(text: str, reader: OutputReader) -> Parsed:

@@ -20,6 +20,7 @@ from saguaro.serve.http.limits import Limits
 from saguaro.serve.http.service import Service
 from saguaro.serve.results import Delta
 from saguaro.serve.serving import Server, bind, uvicorn_config
+from saguaro.serve.tools.parsers import Parsers
 
 NAME = "tiny"
 LONG = {"temperature": 0, "ignore_eos": True, "max_tokens": 150}
@@ -128,9 +129,11 @@ class Gate:
 
 
 @contextmanager
-def running(llm: LLM, limits: Limits | None = None, **options: Any) -> Iterator[Running]:
+def running(
+    llm: LLM, limits: Limits | None = None, parsers: Parsers | None = None, **options: Any
+) -> Iterator[Running]:
     """Serve a model's engine; at the end no page is held and the books balance."""
-    service = Service(llm.engine, [NAME], limits or Limits())
+    service = Service(llm.engine, [NAME], limits or Limits(), parsers)
     app = create_app(service, **options)
     place = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{place.getsockname()[1]}"
@@ -154,4 +157,4 @@ def running(llm: LLM, limits: Limits | None = None, **options: Any) -> Iterator[
 def tiny_llm(folder: Path, **settings: Any) -> LLM:
     """A tiny model of four layers with a draft of three, in this process."""
     drafted = {"draft": "drop:2", "method": "ssd-uniform", "link": "inline", "lookahead": 3, "budget": 4}
-    return LLM(folder, device="cpu", kv_memory="2MiB", **{**drafted, **settings})
+    return LLM(folder, device="cpu", **{**drafted, "kv_memory": "2MiB", **settings})

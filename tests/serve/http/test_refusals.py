@@ -70,8 +70,8 @@ BAD: list[tuple[tuple[str, Any], int, str, str | None]] = [  # what is sent, sta
     (chat(logprobs=3), 400, "logprobs: Input should be a valid boolean", "logprobs"),
     (chat(stream_options={"include_usage": True}), 400, "stream_options needs stream: true", "stream_options"),
     (chat(stream="yes"), 400, "stream: Input should be a valid boolean", "stream"),
-    (chat(tools=[{"type": "function"}]), 400, "tools is [{'type': 'function'}]; Saguaro does not support it", "tools"),
-    (chat(tool_choice="auto"), 400, "tool_choice is 'auto'", "tool_choice"),
+    (chat(tools=[{"type": "function"}]), 400, "tools[0] is {'type': 'function'}; it must be", "tools"),
+    (chat(tool_choice="auto"), 400, "tool_choice is 'auto', and tools is empty", "tool_choice"),
     (
         chat(response_format={"type": "yaml"}),
         400,
