@@ -17,6 +17,7 @@ from saguaro.errors import ConfigError, short
 T = TypeVar("T")
 
 MAX_SEED = 2**63 - 1
+SMALL_SEEDS = 2**53  # those that every reader of JSON keeps exact
 
 FALLBACKS = ("auto", "draft", "ngram", "random", "empty", "batch", "measured")
 PREPARES = ("auto", "always")
@@ -84,7 +85,7 @@ class SamplingParams:
     """How one request is decoded. The names are those of vLLM and the OpenAI API."""
 
     max_tokens: int | None = 256
-    """Most tokens to generate; None fills the context."""
+    """Most tokens to generate; None fills the context, and 0 with prompt_logprobs scores the prompt alone."""
     temperature: float = 1.0
     """0 is greedy; larger is more random."""
     top_k: int = 0
@@ -102,9 +103,12 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Add to the logits of these token ids."""
     seed: int | None = None
-    """Fixes the noise; without one, a seed is drawn and reported."""
+    """Fixes the noise; without one, or with -1, a seed is drawn and reported. Other negative numbers are taken modulo
+    2^53."""
     stop: tuple[str, ...] = ()
     """Strings that end the output; not part of it."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string, or the text of the token that ends the output, in the text."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the output, beside the model's own."""
     min_tokens: int = 0
@@ -113,8 +117,14 @@ class SamplingParams:
     """Go on past the model's end of text."""
     logprobs: int | None = None
     """Report each token's log-probability and this many alternatives."""
+    prompt_logprobs: int | None = None
+    """Report the same of each token of the prompt; the first has none."""
+    truncate_prompt_tokens: int | None = None
+    """Keep this many tokens of the prompt, the last ones; -1 keeps what fits beside max_tokens."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Generate nothing but these tokens; empty allows all."""
     n: int = 1
     """How many outputs for one prompt."""
     speculation: bool = True
@@ -131,12 +141,13 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         object.__setattr__(self, "stop", _all_of(str, "stop", stop))
         object.__setattr__(self, "stop_token_ids", _all_of(int, "stop_token_ids", self.stop_token_ids or ()))
+        object.__setattr__(self, "allowed_token_ids", _all_of(int, "allowed_token_ids", self.allowed_token_ids or ()))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias or {}))
         _check_types(self)
         _check(
             "max_tokens",
             self.max_tokens,
-            self.max_tokens is None or self.max_tokens >= 1,
+            self.max_tokens is None or self.max_tokens >= (1 if self.prompt_logprobs is None else 0),
             "at least 1, or None",
         )
         _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 (greedy) or more")
@@ -161,9 +172,11 @@ class SamplingParams:
         _check(
             "seed",
             self.seed,
-            self.seed is None or 0 <= self.seed <= MAX_SEED,
-            "between 0 and 2^63 - 1, or None",
+            self.seed is None or -MAX_SEED <= self.seed <= MAX_SEED,
+            "between -(2^63 - 1) and 2^63 - 1, or None",
         )
+        if self.seed is not None and self.seed < 0:
+            object.__setattr__(self, "seed", None if self.seed == -1 else self.seed % SMALL_SEEDS)
         _check("stop", self.stop, all(self.stop), "non-empty strings")
         _check("min_tokens", self.min_tokens, self.min_tokens >= 0, "0 or more")
         if self.max_tokens is not None:
@@ -173,12 +186,13 @@ class SamplingParams:
                 self.min_tokens <= self.max_tokens,
                 f"at most max_tokens, {self.max_tokens}",
             )
-        _check(
-            "logprobs",
-            self.logprobs,
-            self.logprobs is None or 0 <= self.logprobs <= 20,
-            "between 0 and 20, or None",
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _check(name, value, value is None or 0 <= value <= 20, "between 0 and 20, or None")
+        n_kept = self.truncate_prompt_tokens
+        _check("truncate_prompt_tokens", n_kept, n_kept is None or n_kept == -1 or n_kept >= 1, "at least 1, or -1")
+        if self.allowed_token_ids and self.structured is not None:
+            raise ConfigError("allowed_token_ids and structured both say what may come; give one of them")
         _check("n", self.n, 1 <= self.n <= 64, "between 1 and 64")
 
 

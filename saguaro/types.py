@@ -79,6 +79,7 @@ class TokenLogprobs:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]  # (token, logprob), best first
+    rank: int | None = None  # of a prompt's token among all tokens; the likeliest has 1
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Outcome:
     n_accepted: Tensor  # [B] int64, 0..length
     bonus: Tensor  # [B] int64
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # per row, for the accepted tokens and the bonus; or empty
+    prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # per row of the batch, those wanted; or empty
 
     def without(self, slots: Sequence[int]) -> "Outcome":
         """The same without some rows: one that left has no next speculation, and its slot may serve another.

@@ -156,7 +156,9 @@ class ModelDrafter:
     def admit(self, rows: Sequence[Row]) -> None:
         """Follow these rows, with what is known of their texts already; not one that names tokens the model lacks."""
         for row in rows:
-            if max(*row.text, *row.request.params.logit_bias, *row.request.stop_ids, 0) < self._model.spec.n_vocab:
+            params = row.request.params
+            named = (*params.logit_bias, *params.allowed_token_ids, *row.request.stop_ids)
+            if max(*row.text, *named, 0) < self._model.spec.n_vocab:
                 table, n_cached = self.pool.match(row.text)
                 self.trunks[row.slot] = Trunk(table, n_cached)
 

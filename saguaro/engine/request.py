@@ -30,6 +30,7 @@ class Request:
     slot: int = -1  # row while running
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)  # of the prompt's first tokens, if wanted
     table: PageTable = field(default_factory=PageTable)
     n_computed: int = 0
     n_cached: int = 0  # of the prompt, found in the prefix cache at the first admission
@@ -41,11 +42,31 @@ class Request:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs.append(None)  # nothing comes before the first token
 
     @property
     def speculates(self) -> bool:
         """Whether tokens may be speculated for it."""
-        return self.params.speculation
+        return self.params.speculation and self.is_continued
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether tokens are generated; a prompt that is only scored gets none."""
+        return self.params.max_tokens != 0
+
+    @property
+    def n_unscored(self) -> int:
+        """Tokens of the prompt whose log-probabilities are wanted and not there yet."""
+        return 0 if self.params.prompt_logprobs is None else len(self.prompt) - len(self.prompt_logprobs)
+
+    @property
+    def reusable(self) -> list[int]:
+        """The text whose keys and values may come from the prefix cache, but for its last token.
+
+        A prompt's token is scored in the step that computes the one before it, which therefore must be computed.
+        """
+        return self.tokens[: len(self.prompt_logprobs)] if self.n_unscored else self.tokens
 
     @property
     def n_pending(self) -> int:

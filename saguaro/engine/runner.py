@@ -26,9 +26,18 @@ class Runner:
     @torch.inference_mode()
     def forward(self, layout: Layout) -> Tensor:
         """Compute a step; logits of the wanted positions, [L, V] float32."""
+        return self.logits(self.hidden(layout).index_select(0, layout.wanted))
+
+    @torch.inference_mode()
+    def hidden(self, layout: Layout) -> Tensor:
+        """Compute a step; the hidden states of all its tokens, [T, D]."""
         self.attention.plan(layout)
-        hidden = self.model(layout.tokens, layout.positions, self.attention, self.by)
-        return self.model.logits(hidden.index_select(0, layout.wanted), self.by)
+        return self.model(layout.tokens, layout.positions, self.attention, self.by)  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What comes after each of these hidden states: [L, D] -> [L, V] float32."""
+        return self.model.logits(hidden, self.by)
 
 
 def make_runner(model: Transformer, cache: KVCache, kernels: Kernels | None, longest: int) -> Runner:

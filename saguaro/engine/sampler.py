@@ -53,7 +53,7 @@ class Sampler:
         return tokens, scores
 
     def shape(self, logits: Tensor, places: Sequence[Place]) -> Tensor:  # [L, V], changed in place
-        """Grammars, penalties, bias and bans applied, and padding of the vocabulary struck out."""
+        """Grammars, penalties, bias, bans and allowances applied, and padding of the vocabulary struck out."""
         if logits.shape[1] > self.n_known:
             logits[:, self.n_known :] = NEVER
         masked = [(index, r.grammar, [*r.output, *before]) for index, (r, before) in enumerate(places) if r.grammar]
@@ -79,7 +79,8 @@ def is_plain(params: SamplingParams) -> bool:
     """
     is_free = params.temperature == 0 or (params.top_k <= 0 and params.top_p == 1 and params.min_p == 0)
     is_fresh = params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
-    return is_free and is_fresh and not params.logit_bias and params.min_tokens == 0 and params.structured is None
+    is_open = params.structured is None and not params.allowed_token_ids
+    return is_free and is_fresh and is_open and not params.logit_bias and params.min_tokens == 0
 
 
 def rules(places: Sequence[Place], device: torch.device) -> Rules:
@@ -100,7 +101,7 @@ def rules(places: Sequence[Place], device: torch.device) -> Rules:
 
 
 def adjust(logits: Tensor, request: Request, before: Sequence[int]) -> None:  # [V], changed in place
-    """Penalties, bias and the ban on ending early, of one place."""
+    """Penalties, bias, the tokens that are allowed and the ban on ending early, of one place."""
     p = request.params
     if p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0:
         text = [*request.tokens, *before]
@@ -117,11 +118,17 @@ def adjust(logits: Tensor, request: Request, before: Sequence[int]) -> None:  # 
     if p.logit_bias:
         tokens = torch.tensor(list(p.logit_bias), device=logits.device)
         logits[tokens] += torch.tensor(list(p.logit_bias.values()), dtype=torch.float32, device=logits.device)
+    if p.allowed_token_ids:
+        allowed = torch.tensor(p.allowed_token_ids, device=logits.device)
+        kept = logits[allowed]
+        logits.fill_(NEVER)
+        logits[allowed] = kept
     if request.n_output + len(before) < p.min_tokens and request.stop_ids:
         ends = torch.tensor(sorted(request.stop_ids), device=logits.device)
         before_ban = logits[ends]
         logits[ends] = NEVER
-        if request.grammar is not None and bool(logits.isneginf().all()):  # complete, and nothing else may come
+        is_bound = request.grammar is not None or bool(p.allowed_token_ids)
+        if is_bound and bool(logits.isneginf().all()):  # complete, and nothing else may come
             logits[ends] = before_ban
 
 
@@ -134,4 +141,19 @@ def logprobs(logits: Tensor, tokens: Tensor, n_top: int) -> tuple[TokenLogprobs,
     return tuple(
         TokenLogprobs(token, logprob, tuple(zip(ids, values, strict=True)))
         for token, logprob, (ids, values) in zip(tokens.tolist(), chosen, tops, strict=True)
+    )
+
+
+def prompt_logprobs(logits: Tensor, tokens: Tensor, n_top: int) -> tuple[TokenLogprobs, ...]:  # [n, V], [n]
+    """The same of a prompt's tokens, with their ranks; one beyond the vocabulary has no probability and comes last."""
+    n_vocab = logits.shape[1]
+    all_logprobs = logits.log_softmax(-1)
+    own = all_logprobs.gather(1, tokens[:, None].clamp(max=n_vocab - 1))
+    own = torch.where(tokens[:, None] < n_vocab, own, NEVER)
+    ranks = ((all_logprobs > own).sum(-1) + 1).tolist()
+    best = all_logprobs.topk(min(n_top, n_vocab), dim=-1)
+    tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return tuple(
+        TokenLogprobs(token, logprob, tuple(zip(ids, values, strict=True)), rank)
+        for token, logprob, (ids, values), rank in zip(tokens.tolist(), own[:, 0].tolist(), tops, ranks, strict=True)
     )

@@ -20,7 +20,7 @@ from saguaro.engine.pace import UNBOUND, Pace, Patience, Work
 from saguaro.engine.pages import PagePool, PageTable
 from saguaro.engine.request import Request
 from saguaro.errors import CapacityError, EmptyPrompt, PromptTooLong, SaguaroError
-from saguaro.types import SOURCES, FinishReason, Joined, Outcome, Speculation, TokenLogprobs
+from saguaro.types import EMPTY, SOURCES, FinishReason, Joined, Outcome, Speculation, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -100,17 +100,19 @@ class Scheduler:
             raise EmptyPrompt("the prompt has no tokens; give at least one")
         capacity = self.pool.n_pages * self.pool.page_size
         limit = min(self.max_length, capacity)
-        if n_prompt + (max_tokens or 1) <= limit:
+        n_wanted = 1 if max_tokens is None else max_tokens
+        if n_prompt + n_wanted <= limit:
             return
         if capacity < self.max_length:
             kind: type[SaguaroError] = CapacityError
             why = f"the KV memory holds {capacity} tokens; raise kv_memory"
         else:
             kind, why = PromptTooLong, f"max_model_len is {self.max_length}"
-        if n_prompt + 1 > limit:
-            raise kind(f"the prompt has {n_prompt} tokens, at most {limit - 1} fit ({why}); shorten it")
+        n_least = min(n_wanted, 1)
+        if n_prompt + n_least > limit:
+            raise kind(f"the prompt has {n_prompt} tokens, at most {limit - n_least} fit ({why}); shorten it")
         raise kind(
-            f"prompt ({n_prompt} tokens) and max_tokens ({max_tokens}) need {n_prompt + (max_tokens or 1)}, "
+            f"prompt ({n_prompt} tokens) and max_tokens ({max_tokens}) need {n_prompt + n_wanted}, "
             f"{limit} fit ({why}); set max_tokens to at most {limit - n_prompt}, or to None to fill the context"
         )
 
@@ -161,6 +163,8 @@ class Scheduler:
             if request.finish_reason is not None:
                 continue  # aborted while the step ran
             request.n_computed = row.start + row.n_tokens
+            if outcome.prompt_logprobs:
+                request.prompt_logprobs.extend(outcome.prompt_logprobs[index])
             if row.samples:
                 n_accepted = accepted[index]
                 request.n_rounds += 1
@@ -172,6 +176,9 @@ class Scheduler:
                 source, proposed = SOURCES[sources[index]], drafted[index][: length[index]]
                 facts = (row.lookahead, length[index], n_accepted, source)
                 commits.append(Commit(request, new, *facts, logprobs[: len(new)], proposed))
+            elif not request.is_continued and request.n_pending == 0:
+                request.finish("length")
+                commits.append(Commit(request, [], 0, 0, 0, SOURCES[EMPTY]))
             request.n_computed = min(request.n_computed, len(request.tokens))
             self.pool.publish(request.table, request.tokens, request.n_computed)
             if request.finish_reason is None:
@@ -256,7 +263,7 @@ class Scheduler:
         """Let waiting requests in, strictly in order, while rows, tokens and pages last."""
         while self.waiting and self._free_slots:
             request = self.waiting[0]
-            table, n_cached = self.pool.match(request.tokens)
+            table, n_cached = self.pool.match(request.reusable)
             n_tokens = self._share(n_cached, len(request.tokens) - n_cached, rows)
             # Room for all of its text, not only for this step, so that it is not preempted straight away.
             has_room = self.pool.n_needed(len(request.tokens)) - len(table.pages) <= self.pool.n_free
@@ -351,7 +358,8 @@ def _introduce(request: Request) -> Joined:
 
 def _row(request: Request, n_tokens: int) -> Row:
     """A row of text alone."""
-    return Row(request, request.n_computed, n_tokens, 0, samples=n_tokens == request.n_pending)
+    samples = n_tokens == request.n_pending and request.is_continued
+    return Row(request, request.n_computed, n_tokens, 0, samples)
 
 
 def lookahead_limits(batch: Batch) -> torch.Tensor:  # [B] int64

@@ -1,17 +1,19 @@
 """The target's side of a round: compute the text and the speculation in one step, then decide by a rule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from saguaro.engine.layout import Segment, flatten
+from saguaro.engine.layout import Layout, Segment, flatten
 from saguaro.engine.rules import Rule
 from saguaro.engine.runner import Runner
-from saguaro.engine.sampler import Place, logprobs
+from saguaro.engine.sampler import Place, logprobs, prompt_logprobs
 from saguaro.engine.scheduler import Batch, Row
 from saguaro.types import Outcome, Speculation, TokenLogprobs
+
+SCORED_BYTES = 2**25  # of a prompt's logits that are held at a time
 
 
 class Pending(Protocol):
@@ -45,13 +47,15 @@ class EagerPending:
     n_accepted: Tensor  # [B]
     bonus: Tensor  # [B]
     raw: Tensor | None  # [L, known V] logits before any shaping, if someone asked for logprobs
+    scored: tuple[tuple[TokenLogprobs, ...], ...] = ()  # [R] of prompts' tokens, if someone asked for them
 
     def outcome(self) -> Outcome:
         """Wait for the result."""
         slots = torch.tensor(self.slots, dtype=torch.int64)
         length = torch.tensor([len(tokens) for tokens in self.drafted], dtype=torch.int64)
         n_accepted, bonus = self.n_accepted.cpu(), self.bonus.cpu()
-        return Outcome(slots, length, n_accepted, bonus, self._logprobs(n_accepted.tolist(), bonus.tolist()))
+        own = self._logprobs(n_accepted.tolist(), bonus.tolist())
+        return Outcome(slots, length, n_accepted, bonus, own, self.scored)
 
     def seconds(self) -> float | None:
         """Launching and waiting is all there is."""
@@ -85,8 +89,12 @@ class EagerVerifier:
         sampling = batch.sampling
         drafted = [tokens[:n] for tokens, n in zip(spec.tokens.tolist(), spec.length.tolist(), strict=True)]
         segments = [_segment(row, drafted[i] if i < len(sampling) else ()) for i, row in enumerate(batch.rows)]
-        logits = self._runner.forward(flatten(segments, self._page_size, self._runner.device))
-        return self.decide(batch, spec, drafted, logits)
+        layout = flatten(segments, self._page_size, self._runner.device)
+        hidden = self._runner.hidden(layout)
+        pending = self.decide(batch, spec, drafted, self._runner.logits(hidden.index_select(0, layout.wanted)))
+        if not any(row.request.n_unscored for row in batch.rows):
+            return pending
+        return replace(pending, scored=self._score(batch, layout, hidden))
 
     @torch.inference_mode()
     def decide(self, batch: Batch, spec: Speculation, drafted: list[list[int]], logits: Tensor) -> EagerPending:
@@ -102,6 +110,29 @@ class EagerVerifier:
         none = torch.zeros(0, dtype=torch.int64)
         n_accepted, bonus = self._rule(logits, places, spec) if places else (none, none)
         return EagerPending(batch, [row.request.slot for row in sampling], drafted, n_accepted, bonus, raw)
+
+    def _score(self, batch: Batch, layout: Layout, hidden: Tensor) -> tuple[tuple[TokenLogprobs, ...], ...]:
+        """The log-probabilities of each row's prompt tokens that follow those of this step, hidden [T, D]."""
+        found = []
+        for row, first in zip(batch.rows, layout.starts, strict=False):  # the last start is the end
+            own = hidden[first : first + row.n_tokens]
+            found.append(self._score_row(row, own) if row.request.n_unscored else ())
+        return tuple(found)
+
+    def _score_row(self, row: Row, hidden: Tensor) -> tuple[TokenLogprobs, ...]:  # [n_tokens, D]
+        request, n_top = row.request, row.request.params.prompt_logprobs
+        assert n_top is not None
+        # Hidden state i is of position start + i, and scores the token after it.
+        begin, end = len(request.prompt_logprobs) - 1 - row.start, len(request.prompt) - 1 - row.start
+        end = min(end, row.n_tokens)
+        width = max(1, SCORED_BYTES // (4 * self._n_known))
+        found: list[TokenLogprobs] = []
+        for at in range(begin, end, width):
+            some = hidden[at : min(at + width, end)]
+            next_ones = request.prompt[row.start + at + 1 : row.start + at + 1 + len(some)]
+            tokens = torch.tensor(next_ones, device=hidden.device)
+            found += prompt_logprobs(self._runner.logits(some)[:, : self._n_known], tokens, n_top)
+        return tuple(found)
 
 
 def _segment(row: Row, drafted: list[int] | tuple[int, ...]) -> Segment:

@@ -225,8 +225,9 @@ class TextStream:
         context: Sequence[int] = (),
         *,
         special: bool = False,  # whether special tokens have a text
+        keeps_stop: bool = False,  # whether a stop string is part of the text
     ) -> None:
-        self._tokenizer, self._stop, self._special = tokenizer, stop, special
+        self._tokenizer, self._stop, self._special, self._keeps_stop = tokenizer, stop, special, keeps_stop
         self._tokens = list(context)  # those needed to decode what comes, and those not in the text yet
         self._read = len(self._tokens)  # of these, how many are in the text or before it
         self._text = ""  # decoded so far
@@ -280,12 +281,12 @@ class TextStream:
         return new
 
     def _cut(self) -> int:
-        """Where the certain text ends: before the first stop string, or before what may become one."""
+        """Where the certain text ends: at the first stop string, or before what may become one."""
         found = [(self._text.find(stop, self._shown), stop) for stop in self._stop]
         hits = [(at, stop) for at, stop in found if at >= 0]
         if hits:
             at, self.stopped_by = min(hits)
-            return at
+            return at + len(self.stopped_by) if self._keeps_stop else at
         return len(self._text) - max((_overlap(self._text, stop) for stop in self._stop), default=0)
 
 

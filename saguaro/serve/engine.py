@@ -88,6 +88,7 @@ class Engine:
         """Queue a prompt (text or token ids) and return its id; raises if it can never be served."""
         params = params or SamplingParams()
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else as_tokens(prompt)
+        tokens = self.truncate(tokens, params)
         self.check(tokens, params)
         request_id = request_id if request_id is not None else f"request-{self._n_added}"
         if request_id in self._jobs:
@@ -109,6 +110,7 @@ class Engine:
                 params.stop,
                 tokens[-CONTEXT:],
                 special=not params.skip_special_tokens,
+                keeps_stop=params.include_stop_str_in_output,
             )
             output = _Output(request, index, stream)
             job.outputs.append(output)
@@ -116,6 +118,13 @@ class Engine:
         self._jobs[request_id] = job
         self._n_added += 1
         return request_id
+
+    def truncate(self, tokens: list[int], params: SamplingParams) -> list[int]:
+        """What truncate_prompt_tokens keeps of a prompt."""
+        n = params.truncate_prompt_tokens
+        if n == -1:
+            n = max(1, self.kv.longest - (1 if params.max_tokens is None else params.max_tokens))
+        return tokens if n is None else tokens[-n:]
 
     def check(self, tokens: Sequence[int], params: SamplingParams) -> None:
         """Raise if a prompt of these tokens can never be served with these parameters."""
@@ -129,6 +138,9 @@ class Engine:
             for token in ids:
                 if not 0 <= token < n_vocab:
                     raise ConfigError(f"{name} names token {token!r}; ids go from 0 to {n_vocab - 1}")
+        for token in params.allowed_token_ids:
+            if not 0 <= token < self.n_known:
+                raise ConfigError(f"allowed_token_ids names token {token!r}; the model says 0 to {self.n_known - 1}")
         self.scheduler.check(len(tokens), params.max_tokens)
         self.check_structured(params)
 
@@ -188,7 +200,8 @@ class Engine:
             raise UnknownRequest(f"request {request_id!r} is not known; its result was taken, or it never was")
         if any(output.request.finish_reason is None for output in job.outputs):
             raise UnknownRequest(f"request {request_id!r} has not finished; step until it has")
-        result = Result(job.id, job.prompt, job.prompt_token_ids, [_completion(output) for output in job.outputs])
+        outputs, scored = [_completion(output) for output in job.outputs], _prompt_logprobs(job.outputs[0].request)
+        result = Result(job.id, job.prompt, job.prompt_token_ids, outputs, scored)
         self.discard(request_id)
         return result
 
@@ -200,9 +213,12 @@ class Engine:
         request = commit.request
         job, output = self._by_request[request]
         tokens, logprobs = list(commit.tokens), list(commit.logprobs)
+        scored = _prompt_logprobs(request) if request.n_output == len(tokens) else None
         text = [token for token in tokens if token not in request.stop_ids]  # one that ends the output has no text
         if len(text) < len(tokens):
             output.stop_reason = tokens[-1]
+            if request.params.include_stop_str_in_output:
+                text = tokens
         if request.is_broken:
             request.finish_reason, output.stop_reason = "error", TOO_COMPLEX
         if not request.params.stop:
@@ -218,10 +234,11 @@ class Engine:
                     break
         new = "".join(pieces)
         if request.finish_reason is not None:
-            last = self._last_delta(job, output, new, tokens, logprobs)
-            return replace(last, n_accepted=min(commit.k, len(tokens)), source=commit.source)
+            delta = self._last_delta(job, output, new, tokens, logprobs)
+        else:
+            delta = Delta(job.id, output.index, new, tokens, logprobs)
         n_accepted = min(commit.k, len(tokens))
-        return Delta(job.id, output.index, new, tokens, logprobs, n_accepted=n_accepted, source=commit.source)
+        return replace(delta, n_accepted=n_accepted, source=commit.source, prompt_logprobs=scored)
 
     def _fail(self, request: Request) -> None:
         """End a request that the engine could not go on with."""
@@ -250,6 +267,10 @@ class Engine:
             output.stop_reason = output.stream.stopped_by
         reason: FinishReason | None = output.request.finish_reason
         return Delta(job.id, output.index, text, tokens, list(logprobs), reason, output.stop_reason)
+
+
+def _prompt_logprobs(request: Request) -> list[TokenLogprobs | None] | None:
+    return None if request.params.prompt_logprobs is None else request.prompt_logprobs
 
 
 def _completion(output: _Output) -> Completion:

@@ -1,5 +1,6 @@
 """What a caller gets back. The names are those of vLLM: result.outputs[0].text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from saguaro.engine.request import Request
@@ -19,6 +20,7 @@ class Delta:
     stop_reason: str | int | None = None  # the stop string or token id that ended it
     n_accepted: int = 0  # of these tokens, counted from the first, speculated and accepted
     source: str = "empty"  # where the speculation came from (saguaro.types.SOURCES)
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None  # with an output's first delta, where they are wanted
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Result:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[Completion]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # a token each, None for the first; where they are wanted
 
     @property
     def text(self) -> str:
