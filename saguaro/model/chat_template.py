@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -88,6 +89,24 @@ class ChatTemplate:
         if not found:
             raise RequestError(f"the chat template of {self.name} leaves the last message out: it cannot be continued")
         return before
+
+
+def read_template(given: str) -> str:
+    """A template that is given as such, or as the name of its file; raises where it cannot be used.
+
+    >>> read_template("{{ messages }}")
+    '{{ messages }}'
+    """
+    is_inline = "{{" in given or "{%" in given
+    try:
+        source = given if is_inline else Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"chat_template is {given!r:.200}, which is no jinja2 text and no file: {e}") from e
+    try:
+        _environment().parse(source)
+    except jinja2.TemplateError as e:
+        raise ConfigError(f"chat_template is not a jinja2 template: {e}; correct it") from e
+    return source
 
 
 def check_messages(messages: Sequence[Message]) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from saguaro.config import Structured
 from saguaro.errors import ConfigError
+from saguaro.model.one_of import settle
 from saguaro.model.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -113,7 +114,7 @@ def _grammar(kind: str, text: str) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if kind == "json":
-        return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+        return LLMatcher.grammar_from_json_schema(settle(text), defaults={"whitespace_pattern": WHITESPACE})
     if kind == "regex":
         return LLMatcher.grammar_from_regex(text)
     if kind == "choice":

@@ -49,7 +49,7 @@ class Specials:
         """A rendered text with what the marks stand for."""
         return self._marks.sub(lambda found: self._spellings[int(found[1])], text)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, special: bool = False) -> list[int]:
         """Tokens of a rendered text: special tokens outside marks are tokens, those in marks are text.
 
         Each special token becomes a stand-in token that no text can spell, so that one call encodes everything and
@@ -65,7 +65,7 @@ class Specials:
 
         literal = self.show(self._written.sub(stand_in, text))
         with self._lock:
-            encoded = backend.encode(literal, add_special_tokens=False).ids
+            encoded = backend.encode(literal, add_special_tokens=special).ids
         known, left = self._stand_in_ids, iter(ids)
         return [next(left) if token in known else token for token in encoded]
 

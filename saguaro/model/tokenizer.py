@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from saguaro.errors import RequestError, SaguaroError, TokenizerMismatch
-from saguaro.model.chat_template import ChatTemplate, Message, check_messages
+from saguaro.model.chat_template import ChatTemplate, Message, check_messages, read_template
 from saguaro.model.files import is_there, neighbour, read_json, shortened
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.gguf_tokenizer import build_tokenizer, token_text
@@ -83,13 +83,13 @@ class Tokenizer:
         hidden: T = value if self._specials is None else self._specials.hide(value)
         return hidden
 
-    def encode_rendered(self, text: str) -> list[int]:
+    def encode_rendered(self, text: str, special: bool = False) -> list[int]:
         """Tokens of a text that a template rendered; marks of `hide` are the text they stand for."""
         if self._specials is not None and self._specials.are_hidden(text):
             _check_text(text)
             with self._panics():
-                return self._specials.encode(text)
-        return self.encode(text, special=False)
+                return self._specials.encode(text, special)
+        return self.encode(text, special)
 
     def encode_opening(self) -> list[int]:
         """Tokens of a conversation up to where its first user's message begins."""
@@ -130,8 +130,12 @@ def _check_text(text: str) -> None:
         raise RequestError(f"the text has {text[e.start]!r} at {e.start}, which is not a character; repair it") from e
 
 
-def load_tokenizer(path: Path, n_vocab: int) -> Tokenizer:
-    """The tokenizer of a model folder or .gguf file; it must fit an embedding of n_vocab rows."""
+def load_tokenizer(path: Path, n_vocab: int, chat_template: str | None = None) -> Tokenizer:
+    """The tokenizer of a model folder or .gguf file; it must fit an embedding of n_vocab rows.
+
+    A chat template, jinja2 text or the name of its file, takes the place of the model's own.
+    """
+    template = None if chat_template is None else read_template(chat_template)
 
     def unreadable(e: BaseException) -> TokenizerMismatch:
         why = f"{type(e).__name__}: {shortened(str(e))}"
@@ -141,6 +145,7 @@ def load_tokenizer(path: Path, n_vocab: int) -> Tokenizer:
         with panics_as(unreadable):
             inner = _from_gguf(path) if path.suffix == ".gguf" else _from_folder(path)
             inner("Hello, world! 1234")  # some are built and fail on any text
+            inner.chat_template = template or inner.chat_template
             tokenizer = Tokenizer(inner, str(path))
     except SaguaroError:
         raise

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -45,6 +45,8 @@ class ModelArgs:
     """Branch, tag or commit of a Hub id."""
     cache_dir: Path | None = None
     """Where the default model is kept."""
+    chat_template: str | None = None
+    """A jinja2 chat template, or the name of its file, in place of the model's."""
 
 
 class EngineArgs(EngineConfig):
@@ -306,6 +308,11 @@ class Serve:
     """Branch, tag or commit of a Hub id."""
     cache_dir: Path | None = None
     """Where the default model is kept."""
+    chat_template: str | None = None
+    """A jinja2 chat template, or the name of its file, in place of the model's."""
+    generation_config: str = "auto"
+    """Where temperature, top_p, top_k, min_p and repetition_penalty of requests that do not say come from: auto, the
+    model's generation_config.json; vllm, our own defaults; or the folder of such a file."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is every one there is."""
     port: int = 8000
@@ -411,11 +418,11 @@ def run(command: AnyCommand) -> int:
     return status
 
 
-def load(which: ModelArgs, engine: EngineArgs) -> "LLM":
+def load(which: ModelArgs, engine: EngineArgs, **more: Any) -> "LLM":
     """The LLM of these arguments, with a progress bar if something must be fetched."""
     settings = asdict(engine.config())
     from saguaro.serve.llm import LLM
     from saguaro.serve.progress import progress_bar
 
     with progress_bar() as progress:
-        return LLM(**asdict(which), **settings, progress=progress)
+        return LLM(**asdict(which), **settings, **more, progress=progress)

@@ -302,7 +302,12 @@ def as_tokens(prompt: Sequence[int]) -> list[int]:
 
 
 def build_engine(
-    name: str, path: Path, config: EngineConfig, tokenizer: Path | None = None, progress: Progress = lambda *_: None
+    name: str,
+    path: Path,
+    config: EngineConfig,
+    tokenizer: Path | None = None,
+    progress: Progress = lambda *_: None,
+    chat_template: str | None = None,
 ) -> Engine:
     """Load a model from a folder or .gguf file and build an engine around it."""
     choose_method(config)
@@ -314,7 +319,7 @@ def build_engine(
     loaded = load(name, path, device, computed_in(dtype), by_rows=packs(dtype, device))
     ready(loaded.model, dtype)
     filled = time.perf_counter()
-    words = load_tokenizer(tokenizer or path, loaded.model.spec.n_vocab)
+    words = load_tokenizer(tokenizer or path, loaded.model.spec.n_vocab, chat_template)
     read = time.perf_counter()
     engine = Engine(loaded, words, config, progress=progress)
     engine.startup = {"weights": filled - began, "tokenizer": read - filled, **engine.startup}

@@ -21,6 +21,7 @@ from saguaro.config import EngineConfig, SamplingParams, build
 from saguaro.errors import ConfigError, RequestError, SaguaroError
 from saguaro.model import default
 from saguaro.model.chat_template import Message
+from saguaro.model.generation import generation_defaults
 from saguaro.model.load import locate
 from saguaro.serve.engine import Engine, build_engine
 from saguaro.serve.results import Delta, Result
@@ -38,10 +39,17 @@ class LLM:
         tokenizer: str | os.PathLike[str] | None = None,
         revision: str | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        chat_template: str | None = None,
+        generation_config: str = "auto",
         progress: default.Progress | None = None,
         **settings: Any,
     ) -> None:
-        """Load a model: a folder, a .gguf file, a Hub id, or None for SmolLM2-135M-Instruct and its draft."""
+        """Load a model: a folder, a .gguf file, a Hub id, or None for SmolLM2-135M-Instruct and its draft.
+
+        A chat_template, jinja2 text or the name of its file, takes the place of the model's. generation_config says
+        where get_default_sampling_params come from: auto, the model's generation_config.json; vllm, nowhere; or the
+        folder of such a file.
+        """
         config = build(EngineConfig, **settings)
         config = replace(config, draft=default.draft_for(model, config.draft))
         name = str(model) if model is not None else default.NAME
@@ -50,7 +58,8 @@ class LLM:
         else:
             path = locate(name, revision)
         words = locate(str(tokenizer), tokenizer_only=True) if tokenizer else None
-        self._serve(build_engine(name, path, config, words, progress or (lambda *_: None)))
+        self._defaults = generation_defaults(generation_config, path)
+        self._serve(build_engine(name, path, config, words, progress or (lambda *_: None), chat_template))
 
     def sibling(self, **settings: Any) -> "LLM":
         """Another LLM on the same weights and tokenizer, with these settings changed; its KV memory is its own."""
@@ -59,6 +68,7 @@ class LLM:
                 raise ConfigError(f"{fixed} is {settings[fixed]!r}; a sibling shares its weights: make a new LLM")
         config = build(EngineConfig, **{**asdict(self.engine.config), **settings})
         twin = LLM.__new__(LLM)
+        twin._defaults = self._defaults
         twin._serve(Engine(self.engine.loaded, self.engine.tokenizer, config))
         return twin
 
@@ -69,6 +79,15 @@ class LLM:
         self.gone: deque[str] = deque()  # requests nobody follows any more; a collected stream only notes itself here
         self._is_closed = False
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is used where no parameters are given: with what the model's generation_config.json recommends."""
+        return build(SamplingParams, **self._defaults)
+
+    @property
+    def recommended(self) -> Mapping[str, Any]:
+        """What that file recommends, as fields of SamplingParams."""
+        return self._defaults
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -76,7 +95,7 @@ class LLM:
     ) -> list[Result]:
         """Continue prompts, all together; one result each, in order."""
         many = as_prompts(prompts)
-        return self._run(many, _per_prompt(params, len(many)))
+        return self._run(many, self._per_prompt(params, len(many)))
 
     def chat(
         self,
@@ -86,13 +105,13 @@ class LLM:
         """Answer one conversation, or several; one result each, in order."""
         several = messages if messages and not isinstance(messages[0], Mapping) else [messages]
         tokens = [self.engine.tokenizer.encode_chat(conversation) for conversation in several]  # type: ignore[arg-type]
-        return self._run(tokens, _per_prompt(params, len(tokens)))
+        return self._run(tokens, self._per_prompt(params, len(tokens)))
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> "Stream":
         """Continue one prompt, or answer one conversation, piece by piece."""
         if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping):
             prompt = self.engine.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
-        params, inbox = params or SamplingParams(), deque[Delta]()
+        params, inbox = params or self.get_default_sampling_params(), deque[Delta]()
         request_id = self._add(prompt, params, inbox)  # type: ignore[arg-type]
         return Stream(self, request_id, inbox, params.n)
 
@@ -138,6 +157,13 @@ class LLM:
     def _run(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Result]:
         results = dict(self.as_finished(prompts, params))
         return [results[index] for index in range(len(prompts))]
+
+    def _per_prompt(self, params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> Sequence[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or self.get_default_sampling_params()] * n
+        if len(params) != n:
+            raise RequestError(f"{len(params)} sampling parameters for {n} prompts; give one, or one for each")
+        return params
 
     def _add(self, prompt: Prompt, params: SamplingParams, inbox: "deque[Delta]") -> str:
         if self._is_closed:
@@ -240,11 +266,3 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]
-
-
-def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * n
-    if len(params) != n:
-        raise RequestError(f"{len(params)} sampling parameters for {n} prompts; give one, or one for each")
-    return params

@@ -94,11 +94,19 @@ def serve(command: cli.Serve) -> int:
         raise ConfigError("the API key is empty; give one with letters, or none")
     logging.basicConfig(level=command.log_level.upper(), stream=sys.stderr, format="%(levelname)s:     %(message)s")
     which = cli.ModelArgs(
-        model=command.model, tokenizer=command.tokenizer, revision=command.revision, cache_dir=command.cache_dir
+        model=command.model,
+        tokenizer=command.tokenizer,
+        revision=command.revision,
+        cache_dir=command.cache_dir,
+        chat_template=command.chat_template,
     )
     place = bind(command.host, command.port)
-    llm = cli.load(which, command.engine)
-    service = Service(llm.engine, command.served_model_name or (llm.engine.loaded.name,), limits, parsers)
+    llm = cli.load(which, command.engine, generation_config=command.generation_config)
+    names = command.served_model_name or (llm.engine.loaded.name,)
+    service = Service(llm.engine, names, limits, parsers, llm.recommended)
+    if llm.recommended:
+        told = ", ".join(f"{name} {value}" for name, value in llm.recommended.items())
+        print(f"saguaro: requests that do not say get the model's own {told}", file=sys.stderr)
     hosts = hosts_of(command, has_keys=bool(keys))
     app = create_app(service, api_keys=keys, allowed_origins=command.allowed_origins, allowed_hosts=hosts)
     config = uvicorn_config(

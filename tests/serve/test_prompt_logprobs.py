@@ -10,6 +10,7 @@ from torch import Tensor
 
 from saguaro import LLM, SamplingParams
 from saguaro.engine import verifier
+from saguaro.engine.request import Request
 from saguaro.errors import ConfigError
 from saguaro.model.tiny import tiny_model, write_tiny
 
@@ -76,7 +77,12 @@ def test_logits_are_held_in_parts(llm: LLM, reference: Tensor, monkeypatch: pyte
     monkeypatch.setattr(verifier, "SCORED_BYTES", 4 * 264 * 7)
     rows: list[int] = []
     logits = llm.engine.loaded.model.logits
-    monkeypatch.setattr(llm.engine.loaded.model, "logits", lambda h, by: rows.append(len(h)) or logits(h, by))
+
+    def counted(hidden: Tensor, by: Any) -> Tensor:
+        rows.append(len(hidden))
+        return logits(hidden, by)
+
+    monkeypatch.setattr(llm.engine.loaded.model, "logits", counted)
     (result,) = llm.generate(PROMPT, SCORED)
     check(result.prompt_logprobs, reference)
     assert max(rows) == 7
@@ -100,7 +106,12 @@ def test_after_a_preemption_every_token_is_scored_once(
     with tiny(folder, kv_memory="144KiB", max_batch_tokens=10, max_batch_rows=4) as llm:  # 9 pages: 3 and 6 at first
         scheduler = llm.engine.scheduler
         preempt = scheduler._preempt
-        monkeypatch.setattr(scheduler, "_preempt", lambda one: unscored.append(one.n_unscored) or preempt(one))
+
+        def noted(request: Request) -> None:
+            unscored.append(request.n_unscored)
+            preempt(request)
+
+        monkeypatch.setattr(scheduler, "_preempt", noted)
         old = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
         results = llm.generate([PROMPT[:40], PROMPT], [old, SCORED])
         assert 0 < unscored[0] < len(PROMPT) - 1  # in the middle of the prompt

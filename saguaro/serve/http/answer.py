@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -39,8 +39,11 @@ class Shape(Protocol):
     def pieces(self, at: int, delta: Delta, is_wanted: bool) -> list[Choice]:
         """What a delta adds to output `at`, in one choice or several; in none if it adds nothing and is not wanted."""
 
-    def output(self, output: Completion) -> Choice:
-        """A finished output."""
+    def output(self, at: int, output: Completion, result: Result) -> Choice:
+        """Output `at`, finished."""
+
+    def beside(self, results: Sequence[Result]) -> dict[str, Any]:
+        """What a whole response tells beside its choices."""
 
     def usage(self, outputs: Sequence[Completion]) -> dict[str, Any]:
         """What more is to be told of the tokens of these outputs."""
@@ -69,6 +72,7 @@ class Answer:
         self._id, self._created = f"{self._shape.prefix}-{uuid.uuid4().hex}", int(time.time())
         self._narrators: list[Narrator] = []
         self._rounds: list[list[Any]] = [[] for _ in self._seeds]
+        self._n_told = [0] * len(self._seeds)  # tokens of each output
         if question.body.return_speculation:
             tokenizer, arrived = service.tokenizer, ticket.arrived
             self._narrators = [Narrator(tokenizer, prompt, arrived) for prompt in self._prompts for _ in range(self._n)]
@@ -91,14 +95,13 @@ class Answer:
         """Events, of which the last is [DONE]; one before it has an error if it could not be finished."""
         wants_usage = bool(self._body.stream_options and self._body.stream_options.include_usage)
         usage: dict[str, Any] = {"usage": None} if wants_usage else {}
-        for at in range(len(self._seeds)):
-            opening = self._shape.opening()
-            if opening is not None:
-                yield sse({**self._head(self._shape.chunk), "choices": [{"index": at, **opening}], **usage})
-        is_over = False
+        is_begun = is_over = False
         while not is_over:
-            chunks = []
-            for event in await self._ticket.events():
+            events = await self._ticket.events()
+            # Not before there is something to say: clients take the first chunk for the first token.
+            chunks = [] if is_begun else [sse({**chunk, **usage}) for chunk in self._openings()]
+            is_begun = True
+            for event in events:
                 found, is_over = self._chunks(event, wants_usage)
                 for chunk in found:
                     chunks.append(sse({**chunk, **usage} if "choices" in chunk and "usage" not in chunk else chunk))
@@ -107,6 +110,12 @@ class Answer:
                     break
             if chunks:
                 yield b"".join(chunks)
+
+    def _openings(self) -> Iterator[dict[str, Any]]:
+        for at in range(len(self._seeds)):
+            opening = self._shape.opening()
+            if opening is not None:
+                yield {**self._head(self._shape.chunk), "choices": [{"index": at, **opening}]}
 
     def _chunks(self, event: Event, wants_usage: bool) -> tuple[list[dict[str, Any]], bool]:
         """What an event says, and whether it is the last."""
@@ -120,15 +129,27 @@ class Answer:
                 if delta.finish_reason == "error":
                     return [_broken(delta.stop_reason).body()], True
                 at = event.prompt * self._n + delta.index
-                rounds = self._narrate(event)
-                is_wanted = bool(delta.logprobs or delta.finish_reason or rounds)
+                rounds, tells_ids = self._narrate(event), bool(self._body.return_token_ids)
+                self._n_told[at] += len(delta.token_ids)
+                is_wanted = bool(delta.logprobs or delta.finish_reason or rounds or tells_ids)
                 choices = [{"index": at, **choice} for choice in self._shape.pieces(at, delta, is_wanted)]
                 for place, choice in enumerate(choices):
                     if self._narrators:
                         choice["speculation"] = rounds if place == 0 else []
+                    if tells_ids:
+                        choice["token_ids"] = delta.token_ids if place == 0 else []
                     if choice["finish_reason"] is not None:
                         choice["seed"] = self._seeds[at]
-                return [{**self._head(self._shape.chunk), "choices": [choice]} for choice in choices], False
+                head = {**self._head(self._shape.chunk), **self._usage_so_far(at)}
+                return [{**head, "choices": [choice]} for choice in choices], False
+
+    def _usage_so_far(self, at: int) -> dict[str, Any]:
+        options = self._body.stream_options
+        if options is None or not options.continuous_usage_stats:
+            return {}
+        n_prompt, n_output = len(self._prompts[at // self._n]), self._n_told[at]
+        counted = {"prompt_tokens": n_prompt, "completion_tokens": n_output, "total_tokens": n_prompt + n_output}
+        return {"usage": counted}
 
     def _narrate(self, piece: Piece) -> list[Any]:
         if not self._narrators:
@@ -140,17 +161,20 @@ class Answer:
         return rounds
 
     def _response(self, results: list[Result]) -> dict[str, Any]:
-        outputs = [output for result in results for output in result.outputs]
-        for output in outputs:
+        outputs = [(output, result) for result in results for output in result.outputs]
+        for output, _ in outputs:
             if output.finish_reason == "error":
                 raise _broken(output.stop_reason)
         choices = []
-        for at, output in enumerate(outputs):
-            choice = {"index": at, **self._shape.output(output), "seed": output.seed}
+        for at, (output, result) in enumerate(outputs):
+            choice = {"index": at, **self._shape.output(at, output, result), "seed": output.seed}
             if self._narrators:
                 choice["speculation"] = self._rounds[at]
+            if self._body.return_token_ids:
+                choice["token_ids"] = output.token_ids
             choices.append(choice)
-        return {**self._head(self._shape.whole), "choices": choices, "usage": self._usage(results)}
+        whole = {**self._head(self._shape.whole), "choices": choices, "usage": self._usage(results)}
+        return {**whole, **self._shape.beside(results)}
 
     def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
         return usage_of(results) | self._shape.usage([output for result in results for output in result.outputs])

@@ -14,10 +14,10 @@ from saguaro.model.tokenizer import Tokenizer
 from saguaro.serve.http.answer import Choice, Question, read, respond
 from saguaro.serve.http.checks import check_asking
 from saguaro.serve.http.errors import APIError
-from saguaro.serve.http.logprobs import chat_logprobs
+from saguaro.serve.http.logprobs import chat_logprobs, prompt_logprobs
 from saguaro.serve.http.protocol import ChatRequest
 from saguaro.serve.http.service import Service
-from saguaro.serve.results import Completion, Delta
+from saguaro.serve.results import Completion, Delta, Result
 from saguaro.serve.tools.dialect import Conversation, Dialect, Prompt
 from saguaro.serve.tools.events import CallArguments, CallStart, ContentDelta, Event, Parsed, ReasoningDelta
 from saguaro.serve.tools.reader import OutputReader, parse
@@ -28,17 +28,10 @@ class ChatShape:
 
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        dialect: Dialect,
-        prompt: Prompt,
-        *,
-        wants_logprobs: bool,
-        wants_reasoning: bool,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, dialect: Dialect, prompt: Prompt, body: ChatRequest) -> None:
         self._tokenizer, self._dialect, self._prompt = tokenizer, dialect, prompt
-        self._wants_logprobs, self._wants_reasoning = wants_logprobs, wants_reasoning
+        self._wants_logprobs, self._wants_reasoning = bool(body.logprobs), body.include_reasoning is not False
+        self._tells_ids = bool(body.return_token_ids)
         self._readers: dict[int, tuple[OutputReader, Parsed]] = {}  # by output, with what was read
 
     def opening(self) -> Choice:
@@ -64,7 +57,7 @@ class ChatShape:
             choices[-1] |= {"finish_reason": reason, "stop_reason": delta.stop_reason}
         return choices
 
-    def output(self, output: Completion) -> Choice:
+    def output(self, at: int, output: Completion, result: Result) -> Choice:
         """A finished output."""
         logprobs = chat_logprobs(self._tokenizer, output.logprobs) if output.logprobs is not None else None
         parsed = parse(output.text, self._prompt.new_reader())
@@ -101,6 +94,13 @@ class ChatShape:
             case _:
                 return {}
 
+    def beside(self, results: Sequence[Result]) -> dict[str, Any]:
+        """The prompt's tokens and their log-probabilities, if they are wanted."""
+        (result,) = results
+        scored = result.prompt_logprobs
+        told: dict[str, Any] = {"prompt_token_ids": result.prompt_token_ids} if self._tells_ids else {}
+        return told if scored is None else {**told, "prompt_logprobs": prompt_logprobs(self._tokenizer, scored)}
+
 
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
@@ -109,39 +109,39 @@ async def chat(service: Service, body: ChatRequest, request: Request) -> Respons
     with ExitStack() as stack:
         ticket = stack.enter_context(service.front.ticket(params.n, service.limits.request_timeout))
         prompt, params = await read(service, request, ticket, prepare, service, conversation, params)
-        shape = ChatShape(
-            service.tokenizer,
-            service.dialect,
-            prompt,
-            wants_logprobs=params.logprobs is not None,
-            wants_reasoning=body.include_reasoning is not False,
-        )
+        shape = ChatShape(service.tokenizer, service.dialect, prompt, body)
         return await respond(service, Question(request, body, params, [prompt.tokens], shape), stack, ticket)
 
 
 def converse(dialect: Dialect, body: ChatRequest) -> Conversation:
     """What a request asks; raises if that cannot be."""
     variables = dialect.effort(body.reasoning_effort) | dialect.variables(body.chat_template_kwargs)
-    return Conversation(body.turns(), body.declared(), variables, parse_special=bool(body.parse_special_tokens))
+    return Conversation(
+        body.turns(),
+        body.declared(),
+        variables,
+        body.options(),
+        parse_special=bool(body.parse_special_tokens),
+        add_special=bool(body.add_special_tokens),
+    )
 
 
 def prepare(service: Service, conversation: Conversation, params: SamplingParams) -> tuple[Prompt, SamplingParams]:
     """A conversation's prompt and how it is decoded, of which it is known that they can be served."""
     text = service.dialect.render(conversation)
     service.check_text(text)
-    prompt = service.dialect.prompt(text, conversation.declared, params.structured)
+    prompt = service.dialect.prompt(text, conversation.declared, params.structured, conversation.add_special)
     params = replace(params, structured=prompt.structured)
     if prompt.shows_special:
         params = replace(params, skip_special_tokens=False)
     try:
-        service.engine.check(prompt.tokens, params)
+        return replace(prompt, tokens=service.check(prompt.tokens, params)), params
     except ConfigError as e:
         if conversation.declared is None or not str(e).startswith("structured."):
             raise
         raise APIError(
             400, f"no grammar can be made of the tools' parameters; simplify them: {e}", param="tools"
         ) from e
-    return prompt, params
 
 
 def _choice(said: dict[str, Any]) -> Choice:

@@ -10,6 +10,7 @@ from saguaro.serve.http.structured import structured
 
 # What is looked at for every token: more would make everybody wait.
 MAX_STOPS, MAX_STOP_CHARS = 64, 1024
+MAX_ALLOWED = 1024  # tokens of allowed_token_ids
 
 
 def check_asking(service: Service, body: ChatRequest | CompletionRequest, n_prompts: int) -> SamplingParams:
@@ -20,7 +21,9 @@ def check_asking(service: Service, body: ChatRequest | CompletionRequest, n_prom
         raise APIError(400, "stream_options needs stream: true", param="stream_options")
     if body.stream_options is not None:
         body.stream_options.check_extra()
-    params = replace(body.params(), **structured(body))
+    if body.stream and body.prompt_logprobs is not None:
+        raise APIError(400, "prompt_logprobs is not told in streams; leave stream out", param="prompt_logprobs")
+    params = replace(body.params(service.defaults), **structured(body))
     _check_lists(params)
     limits = service.limits
     if params.n > limits.max_n:
@@ -40,3 +43,6 @@ def _check_lists(params: SamplingParams) -> None:
     if longest > MAX_STOP_CHARS:
         message = f"stop has a string of {longest} characters; at most {MAX_STOP_CHARS} are looked for"
         raise APIError(400, message, param="stop")
+    if len(params.allowed_token_ids) > MAX_ALLOWED:
+        message = f"allowed_token_ids has {len(params.allowed_token_ids)} tokens; at most {MAX_ALLOWED} are looked at"
+        raise APIError(400, message, param="allowed_token_ids")

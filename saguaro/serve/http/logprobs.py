@@ -36,6 +36,20 @@ def completion_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs], of
     }
 
 
+def prompt_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+    """`prompt_logprobs` as vLLM words it: by token id, the prompt's own token and the likeliest."""
+    return [None if one is None else _ranked(tokenizer, one) for one in found]
+
+
+def _ranked(tokenizer: Tokenizer, one: TokenLogprobs) -> dict[str, Any]:
+    ranked = [(one.token, one.logprob, one.rank)]
+    ranked += [(token, logprob, rank) for rank, (token, logprob) in enumerate(one.top, 1) if token != one.token]
+    return {
+        str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": _text(tokenizer, token)}
+        for token, logprob, rank in ranked
+    }
+
+
 def _entry(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
     text = _text(tokenizer, token)
     return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}

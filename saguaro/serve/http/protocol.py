@@ -8,6 +8,7 @@ import ast
 import difflib
 import inspect
 import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, create_model
@@ -21,7 +22,9 @@ from saguaro.serve.tools.declared import Declared, declare
 from saguaro.serve.tools.messages import Turn, read_calls
 
 # Fields of SamplingParams that clients write in another way, or that are made of several parameters.
-WRITTEN_OTHERWISE = ("max_tokens", "stop", "stop_token_ids", "logit_bias", "logprobs", "n", "structured")
+WRITTEN_OTHERWISE = (
+    *("max_tokens", "stop", "stop_token_ids", "allowed_token_ids", "logit_bias", "logprobs", "n", "structured"),
+)
 
 
 def field_help(kind: type) -> dict[str, str]:
@@ -101,7 +104,8 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     """Whether a last chunk tells how many tokens there were."""
-    continuous_usage_stats: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
+    """Whether every chunk tells how many tokens its choice has had so far."""
 
 
 class JsonSchema(Body):
@@ -145,24 +149,42 @@ class Asking(Body):
     """Strings that end the output; not part of it."""
     stop_token_ids: list[int] | None = None
     """Token ids that end the output, beside the model's own."""
+    allowed_token_ids: list[int] | None = None
+    """Generate nothing but these tokens."""
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few_biases)] = None
     """Add to the logits of these token ids."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    """structured_outputs.json by its former name."""
+    guided_regex: str | None = None
+    """structured_outputs.regex by its former name."""
+    guided_choice: list[str] | None = None
+    """structured_outputs.choice by its former name."""
+    guided_grammar: str | None = None
+    """structured_outputs.grammar by its former name."""
     return_speculation: bool | None = None
     """Whether every choice tells what was speculated, round by round."""
+    return_token_ids: bool | None = None
+    """Whether the token ids of prompt and output are told beside the text."""
 
-    def sampling(self, **own: Any) -> SamplingParams:
-        """How it is decoded; raises if that cannot be."""
-        given = {name: getattr(self, name) for name in (*DERIVED, "stop_token_ids", "logit_bias", "n")}
+    def sampling(self, defaults: Mapping[str, Any], **own: Any) -> SamplingParams:
+        """How it is decoded, by the model's defaults where it does not say; raises if that cannot be."""
+        named = (*DERIVED, "stop_token_ids", "allowed_token_ids", "logit_bias", "n")
+        given = {name: getattr(self, name) for name in named}
         given["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
-        return build(SamplingParams, **{name: value for name, value in given.items() if value is not None}, **own)
+        said = {name: value for name, value in (given | own).items() if name in own or value is not None}
+        return build(SamplingParams, **{**defaults, **said})
 
 
 if TYPE_CHECKING:
 
     class Sampling(Asking):
         """Asking, and the fields of SamplingParams that are written as they are."""
+
+        prompt_logprobs: int | None
+        truncate_prompt_tokens: int | None
+        skip_special_tokens: bool | None
 
 else:
     Sampling = create_model("Sampling", __base__=Asking, **_derived())
@@ -217,6 +239,12 @@ class ChatRequest(Sampling):
     """Whether each token's log-probability is reported."""
     top_logprobs: int | None = None
     """So many alternatives are reported with it."""
+    add_generation_prompt: bool | None = None
+    """Whether the template opens the assistant's turn; without it, it does."""
+    continue_final_message: bool | None = None
+    """Whether the last message goes on, instead of being answered."""
+    add_special_tokens: bool | None = None
+    """Whether the conversation gets the special tokens that the model puts around a text, beside the template's."""
     parse_special_tokens: bool | None = None
     """Whether special tokens that messages spell out, such as <|im_end|>, are tokens; otherwise they are text."""
     tools: list[dict[str, Any]] | None = None
@@ -232,7 +260,7 @@ class ChatRequest(Sampling):
     include_reasoning: bool | None = None
     """Whether the reasoning is part of the response; true without it."""
 
-    def params(self) -> SamplingParams:
+    def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """How it is decoded; raises if that cannot be."""
         if self.top_logprobs is not None and not self.logprobs:
             raise APIError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
@@ -240,7 +268,18 @@ class ChatRequest(Sampling):
         if len(limits) > 1:
             raise ConfigError("max_completion_tokens and max_tokens differ; give one of them")
         top = (self.top_logprobs or 0) if self.logprobs else None
-        return self.sampling(max_tokens=limits.pop() if limits else None, logprobs=top)
+        return self.sampling(defaults, max_tokens=limits.pop() if limits else None, logprobs=top)
+
+    def options(self) -> dict[str, Any]:
+        """How its text ends (ChatTemplate.render)."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise APIError(
+                400,
+                "continue_final_message and add_generation_prompt exclude each other; give one of them",
+                param="continue_final_message",
+            )
+        is_open = self.add_generation_prompt is not False
+        return {"add_generation_prompt": is_open, "continue_final_message": bool(self.continue_final_message)}
 
     def turns(self) -> list[Turn]:
         """The turns as chat templates read them."""
@@ -265,10 +304,18 @@ class CompletionRequest(Sampling):
     """Most tokens to generate."""
     logprobs: int | None = None
     """Report each token's log-probability and so many alternatives."""
+    echo: bool | None = None
+    """Whether the output begins with the prompt; with max_tokens 0 it is the prompt alone."""
+    add_special_tokens: bool | None = None
+    """Whether a text gets the special tokens that the model puts around one; without it, it does."""
 
-    def params(self) -> SamplingParams:
+    def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """How it is decoded; raises if that cannot be."""
-        return self.sampling(max_tokens=self.max_tokens, logprobs=self.logprobs)
+        scored = self.prompt_logprobs
+        if scored is None and self.echo:
+            scored = 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
+        own = {"max_tokens": self.max_tokens, "logprobs": self.logprobs, "prompt_logprobs": scored}
+        return self.sampling(defaults, **own)
 
     def prompts(self) -> list[str | list[int]]:
         """Every prompt."""

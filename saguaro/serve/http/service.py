@@ -1,9 +1,9 @@
 """What every endpoint needs: the engine's front, names, limits, and words into tokens without holding anybody up."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -28,8 +28,15 @@ READERS = 4  # threads that read prompts, beside the event loop and the engine: 
 class Service:
     """A served model."""
 
-    def __init__(self, engine: Engine, names: Sequence[str], limits: Limits, parsers: Parsers | None = None) -> None:
-        self.engine, self.names, self.limits = engine, tuple(names), limits
+    def __init__(
+        self,
+        engine: Engine,
+        names: Sequence[str],
+        limits: Limits,
+        parsers: Parsers | None = None,
+        defaults: Mapping[str, Any] | None = None,  # of requests' parameters, where they do not say
+    ) -> None:
+        self.engine, self.names, self.limits, self.defaults = engine, tuple(names), limits, dict(defaults or {})
         self._parsers = parsers or Parsers()
         self.metrics = Metrics(engine, self.names[0])
         self.front = Front(engine, max_waiting=limits.max_waiting, watcher=self.metrics)
@@ -71,10 +78,15 @@ class Service:
         """The model of a body; a large one is read beside everything else."""
         return read_body(kind, raw) if len(raw) <= SMALL else await self._bodies.call(read_body, kind, raw)
 
-    def encode(self, prompt: str | list[int], params: SamplingParams) -> list[int]:
-        """A prompt's tokens, of which it is known that they can be served."""
+    def encode(self, prompt: str | list[int], params: SamplingParams, special: bool = True) -> list[int]:
+        """A prompt's tokens, with the special ones around a text if wanted; it is known that they can be served."""
         self.check_text(prompt)
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        tokens = self.tokenizer.encode(prompt, special) if isinstance(prompt, str) else prompt
+        return self.check(tokens, params)
+
+    def check(self, tokens: list[int], params: SamplingParams) -> list[int]:
+        """The tokens that are served of a prompt; raises if none can be."""
+        tokens = self.engine.truncate(tokens, params)
         self.engine.check(tokens, params)
         return tokens
 

@@ -1,4 +1,4 @@
-"""Which form the output must have, from `response_format` (OpenAI) or `structured_outputs` (vLLM)."""
+"""Which form the output must have, from `response_format` (OpenAI), `structured_outputs` or `guided_*` (vLLM)."""
 
 from typing import Any
 
@@ -8,11 +8,15 @@ from saguaro.serve.http.protocol import Asking, ResponseFormat, StructuredOutput
 
 def structured(body: Asking) -> dict[str, Any]:
     """The fields of SamplingParams that hold it; raises where the engine cannot keep to it."""
-    one, other = _openai(body.response_format), _vllm(body.structured_outputs)
-    if one is not None and other is not None:
-        raise APIError(400, "response_format and structured_outputs: give one of them", param="structured_outputs")
-    wish = one or other
-    return {} if wish is None else {"structured": wish}
+    wishes = {
+        "response_format": _openai(body.response_format),
+        "structured_outputs": _vllm(body.structured_outputs),
+        **{f"guided_{name}": _guided(body, name) for name in ("json", "regex", "choice", "grammar")},
+    }
+    given = {name: wish for name, wish in wishes.items() if wish is not None}
+    if len(given) > 1:
+        raise APIError(400, f"{' and '.join(given)}: give one of them", param=list(given)[-1])
+    return {"structured": next(iter(given.values()))} if given else {}
 
 
 def _openai(wanted: ResponseFormat | None) -> dict[str, Any] | None:
@@ -24,6 +28,11 @@ def _openai(wanted: ResponseFormat | None) -> dict[str, Any] | None:
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         raise APIError(400, "response_format has no json_schema.schema; give one", param="response_format.json_schema")
     return {"json": wanted.json_schema.schema_}
+
+
+def _guided(body: Asking, name: str) -> dict[str, Any] | None:
+    value = getattr(body, f"guided_{name}")
+    return None if value is None else {name: value}
 
 
 def _vllm(wanted: StructuredOutputs | None) -> dict[str, Any] | None:

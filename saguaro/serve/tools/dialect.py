@@ -39,6 +39,7 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
     options: Mapping[str, Any] = field(default_factory=dict)  # of ChatTemplate.render
     parse_special: bool = False  # whether special tokens that turns spell out are tokens
+    add_special: bool = False  # whether the special tokens that the model puts around a text are added
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,13 @@ class Dialect:
         self.marks = Marks({text: added[text].id for text in markers if text in added}, source)
         self._special = {text for text in self.marks.ids if added[text].is_special}
 
-    def prompt(self, text: str, declared: Declared | None, structured: Structured | None = None) -> Prompt:
+    def prompt(
+        self,
+        text: str,
+        declared: Declared | None,
+        structured: Structured | None = None,
+        add_special: bool = False,
+    ) -> Prompt:
         """A rendered conversation as a prompt; structured: the form that its answer is wanted in."""
         thought = self._thought(text)
         names = [tool.name for tool in declared.callable] if declared else []
@@ -80,7 +87,7 @@ class Dialect:
             new_id=new_short_id if self.format is MISTRAL else new_call_id,
         )
         return Prompt(
-            tokens=self._tokenizer.encode_rendered(text),
+            tokens=self._tokenizer.encode_rendered(text, add_special),
             structured=self._form(declared, structured, thought),
             shows_special=self._shows(declared),
             new_reader=reader,

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,10 +130,15 @@ class Gate:
 
 @contextmanager
 def running(
-    llm: LLM, limits: Limits | None = None, parsers: Parsers | None = None, **options: Any
+    llm: LLM,
+    limits: Limits | None = None,
+    parsers: Parsers | None = None,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Iterator[Running]:
     """Serve a model's engine; at the end no page is held and the books balance."""
-    service = Service(llm.engine, [NAME], limits or Limits(), parsers)
+    service = Service(llm.engine, [NAME], limits or Limits(), parsers, defaults)
     app = create_app(service, **options)
     place = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{place.getsockname()[1]}"
