@@ -13,7 +13,7 @@ NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what
 
 def generation_defaults(wanted: str, model: Path) -> dict[str, Any]:
     """Fields of SamplingParams: auto: of the model at this path; vllm: none; else of the folder that is named."""
-    if wanted == "vllm":
+    if wanted == "vllm" or (wanted == "auto" and model.suffix == ".gguf"):
         return {}
     folder = model if wanted == "auto" else Path(wanted).expanduser()
     file = folder / FILE
