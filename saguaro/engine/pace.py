@@ -13,7 +13,7 @@ from dataclasses import dataclass
 AT_FIRST = (16.0, 1.0, 0.002)  # the coefficients' ratio before anything was measured: about a CPU's
 RATE = 0.5  # of what a step took more or less than expected (as a logarithm), how much is learnt from it
 MOST = 4.0  # a step that took longer or shorter than expected by more than this factor says no more than that
-LEAST_S = 1e-6  # no step is taken to be shorter
+LEAST = (1e-6, 1e-9, 1e-12)  # seconds: no coefficient becomes smaller, however short steps are
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Pace:
     def learn(self, work: Work, seconds: float, is_plain: bool = False) -> None:
         """A step of this took so long. A plain one, without prompts, tells what any step costs, and only that."""
         if not self._is_known:
-            factor = max(seconds, LEAST_S) / sum(self._parts(work))
+            factor = max(seconds, LEAST[0]) / sum(self._parts(work))
             self._coefficients = (AT_FIRST[0] * factor, AT_FIRST[1] * factor, AT_FIRST[2] * factor)
             self._is_known = True
             return
@@ -83,7 +83,7 @@ class Pace:
             read = by_token + by_pair
             power = _correction(read, seconds - base)
             token, pair = token * power ** (by_token / read), pair * power ** (by_pair / read)
-        self._coefficients = (step, token, pair)
+        self._coefficients = (max(step, LEAST[0]), max(token, LEAST[1]), max(pair, LEAST[2]))
 
     def _parts(self, work: Work) -> tuple[float, float, float]:
         step, token, pair = self._coefficients

@@ -192,3 +192,15 @@ def test_where_plain_steps_are_long_prompts_get_as_much_time() -> None:
     by_limit, by_rounds = (beside_a_stream(patience, [2000], slow) for patience in (Patience(0.2), Patience(0.2, 2)))
     assert [step.n_read for step in by_limit] == [PAGE] * 125
     assert all(35 < step.n_read < 65 for step in by_rounds[5:-1])
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_steps_that_are_always_shorter_than_expected_leave_a_pace_that_can_still_learn(is_plain: bool) -> None:
+    pace = Pace()
+    pace.learn(Work.of(0, 200), 1.0)
+    for _ in range(3000):
+        pace.learn(Work.of(0, 1), 0.0, is_plain)
+    assert pace.seconds(Work.of(0, 1)) > 0
+    for _ in range(100):
+        pace.learn(Work.of(0, 1), 0.05, is_plain=True)
+    assert pace.seconds(Work.of(0, 1)) == pytest.approx(0.05, rel=0.01)
