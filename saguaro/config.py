@@ -24,6 +24,8 @@ PREPARES = ("auto", "always")
 VERIFICATIONS = ("auto", "shared", "rejection")
 LINKS = ("auto", "inline", "process")
 
+MAX_ROWS, MAX_STEP, MAX_PAGE, MAX_THREADS = 4096, 2**20, 1024, 1024  # no machine profits from more
+
 MAX_STRUCTURED = 2**17  # characters of a schema or grammar: what compiles in seconds
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -230,13 +232,17 @@ class EngineConfig:
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto: a GPU if there is one."""
     dtype: str = "auto"
-    """Of the weights: float32, bfloat16, int8 (on a CPU), or auto: the fastest, int8 on a CPU with a C compiler, else
-    float32; bfloat16 on a GPU."""
+    """Of the weights: float32 (or float), bfloat16, int8 (on a CPU), or auto: the fastest, int8 on a CPU with a C
+    compiler, else float32; bfloat16 on a GPU."""
     kv_memory: str = "auto"
     """Memory for the target's keys and values, such as 512MiB; auto: on a CPU two full contexts, at most a quarter of
     the memory; on a GPU 90% of what is left beside weights and workspace, shared with the draft's."""
+    gpu_memory_utilization: float | None = None
+    """Share of a GPU's memory that the engine may take in all: weights, keys and values, workspace; in place of
+    kv_memory, and what others hold of it counts. None: as kv_memory says."""
     max_model_len: int | None = None
-    """Longest text, prompt and output together; None: what the model and the KV memory allow."""
+    """Longest text, prompt and output together; None (or, as in vLLM, -1 or "auto"): what the model and the KV memory
+    allow."""
     max_batch_rows: int = 32
     """Most requests decoded together."""
     max_batch_tokens: int = 512
@@ -250,11 +256,16 @@ class EngineConfig:
     """Reuse the keys and values of text computed before."""
     threads: int | None = None
     """CPU threads; None leaves torch's choice."""
+    tensor_parallel_size: int = 1
+    """GPUs that share the target: 1. Tensor parallelism is not there yet."""
 
     def __post_init__(self) -> None:
+        if _is_automatic(self.max_model_len):
+            object.__setattr__(self, "max_model_len", None)
+        if self.dtype == "float":
+            object.__setattr__(self, "dtype", "float32")
         _check_types(self)
-        kinds = ("auto", "float32", "bfloat16", "int8")
-        _check("dtype", self.dtype, self.dtype in kinds, f"one of {', '.join(kinds)}")
+        _check_dtype(self.dtype)
         choices = {"prepare": PREPARES, "fallback": FALLBACKS, "verification": VERIFICATIONS, "link": LINKS}
         for name, known in choices.items():
             value = getattr(self, name)
@@ -267,26 +278,43 @@ class EngineConfig:
         _check(
             "max_model_len",
             self.max_model_len,
-            self.max_model_len is None or self.max_model_len >= 2,
-            "at least 2",
+            self.max_model_len is None or 2 <= self.max_model_len < 2**31,
+            "between 2 and 2^31 - 1, or None",
         )
         _check("lookahead", self.lookahead, 1 <= self.lookahead <= 64, "between 1 and 64")
         _check("budget", self.budget, 1 <= self.budget <= 256, "between 1 and 256")
         _check("saguaro_c", self.saguaro_c, 0 < self.saguaro_c <= 1, "more than 0 and at most 1 (off)")
-        _check("draft_threads", self.draft_threads, self.draft_threads >= 1, "at least 1")
-        _check("draft_timeout", self.draft_timeout, 0 < self.draft_timeout < math.inf, "more than 0")
-        _check("max_batch_rows", self.max_batch_rows, self.max_batch_rows >= 1, "at least 1")
-        enough = self.max_batch_tokens >= self.max_batch_rows
+        _check("draft_threads", self.draft_threads, 1 <= self.draft_threads <= MAX_THREADS, _from_1_to(MAX_THREADS))
+        _check("draft_timeout", self.draft_timeout, 0 < self.draft_timeout <= 3600, "more than 0 and at most 3600")
+        _check("max_batch_rows", self.max_batch_rows, 1 <= self.max_batch_rows <= MAX_ROWS, _from_1_to(MAX_ROWS))
         _check(
             "max_batch_tokens",
             self.max_batch_tokens,
-            enough,
-            f"at least max_batch_rows, {self.max_batch_rows}",
+            self.max_batch_rows <= self.max_batch_tokens <= MAX_STEP,
+            f"between max_batch_rows, {self.max_batch_rows}, and {MAX_STEP}",
         )
         wait = self.max_inter_token_ms
         _check("max_inter_token_ms", wait, wait is None or 0 < wait < math.inf, "more than 0, or None")
-        _check("page_size", self.page_size, self.page_size >= 1, "at least 1")
-        _check("threads", self.threads, self.threads is None or self.threads >= 1, "at least 1")
+        _check("page_size", self.page_size, 1 <= self.page_size <= MAX_PAGE, _from_1_to(MAX_PAGE))
+        is_count = self.threads is None or 1 <= self.threads <= MAX_THREADS
+        _check("threads", self.threads, is_count, f"{_from_1_to(MAX_THREADS)}, or None")
+        self._check_gpus()
+
+    def _check_gpus(self) -> None:
+        share = self.gpu_memory_utilization
+        _check("gpu_memory_utilization", share, share is None or 0 < share <= 1, "more than 0 and at most 1, or None")
+        if share is not None and self.kv_memory != "auto":
+            raise ConfigError(
+                f"gpu_memory_utilization is {share} and kv_memory {self.kv_memory!r}; both say how much memory there "
+                "is for keys and values: give one of them"
+            )
+        n_gpus = self.tensor_parallel_size
+        if n_gpus > 1:
+            raise ConfigError(
+                f"tensor_parallel_size is {n_gpus}; tensor parallelism is not there yet: the target must fit one GPU, "
+                "so leave it at 1"
+            )
+        _check("tensor_parallel_size", n_gpus, n_gpus == 1, "1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,6 +451,24 @@ def _bias(values: Any) -> dict[int, float]:
 def _check(name: str, value: object, ok: bool, limit: str) -> None:
     if not ok:
         raise ConfigError(f"{name} is {short(value)}; it must be {limit}")
+
+
+def _from_1_to(most: int) -> str:
+    return f"between 1 and {most}"
+
+
+def _is_automatic(value: object) -> bool:
+    """Whether this is one of vLLM's ways to say that a length is chosen."""
+    return value == "auto" or (value == -1 and not isinstance(value, bool))
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype in ("half", "float16"):
+        raise ConfigError(
+            f"dtype is {dtype!r}; there are no kernels for float16: use bfloat16, of the same size, float32 or auto"
+        )
+    kinds = ("auto", "float32", "bfloat16", "int8")
+    _check("dtype", dtype, dtype in kinds, f"one of {', '.join(kinds)}")
 
 
 def _check_types(config: object) -> None:

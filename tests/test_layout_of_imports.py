@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "saguaro"
-ORDER = ["errors", "config", "rng", "types", "algo", "model", "kernels", "engine", "draft", "round", "methods"]
+ORDER = [
+    "errors",
+    "method",
+    "config",
+    "rng",
+    "types",
+    "algo",
+    "model",
+    "kernels",
+    "engine",
+    "draft",
+    "round",
+    "methods",
+]
 ORDER += ["transport", "distill", "serve"]
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.name not in ("__init__.py", "__main__.py"))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from saguaro.config import EngineConfig, format_bytes, parse_bytes
-from saguaro.errors import CapacityError
+from saguaro.errors import CapacityError, ConfigError
 from saguaro.model.spec import ModelSpec
 
 DEFAULT_GPU_SHARE = 0.9  # of the memory that is free once the weights are loaded and the workspace is set aside
@@ -76,9 +76,27 @@ def _budget(config: EngineConfig, spec: ModelSpec, device: torch.device, per_tok
     if config.kv_memory != "auto":
         return parse_bytes(config.kv_memory, "kv_memory")
     if device.type == "cuda":
-        return max(0, int((torch.cuda.mem_get_info(device)[0] - workspace) * DEFAULT_GPU_SHARE))
+        free, total = torch.cuda.mem_get_info(device)
+        return _gpu_budget(config.gpu_memory_utilization, free, total, workspace)
+    if config.gpu_memory_utilization is not None:
+        raise ConfigError(
+            f"gpu_memory_utilization is {config.gpu_memory_utilization}, and the model computes on {device}: use "
+            "kv_memory, such as 2GiB"
+        )
     contexts = DEFAULT_CPU_CONTEXTS * (config.max_model_len or spec.max_length) * per_token
     return min(contexts, int(DEFAULT_CPU_SHARE * _memory()))
+
+
+def _gpu_budget(share: float | None, free: int, total: int, workspace: int) -> int:
+    """Bytes for keys and values once the weights are loaded: 90% of what is left beside the workspace, or what makes
+    all that is taken of the GPU, by others too, this share of it.
+
+    >>> [_gpu_budget(share, free=60, total=100, workspace=10) for share in (None, 0.9, 0.4)]
+    [45, 40, 0]
+    """
+    if share is None:
+        return max(0, int((free - workspace) * DEFAULT_GPU_SHARE))
+    return max(0, int(share * total) - (total - free) - workspace)
 
 
 def _memory() -> int:

@@ -30,7 +30,8 @@ from saguaro.errors import CapacityError, ConfigError
 from saguaro.kernels.best import ranker_for
 from saguaro.kernels.bundle import kernels_for
 from saguaro.kernels.ready import fastest
-from saguaro.methods import Method, draft_side, find_method
+from saguaro.method import Method, find_method
+from saguaro.methods import draft_side
 from saguaro.model.default import Progress
 from saguaro.model.grammar import Grammars
 from saguaro.model.load import Loaded, locate

@@ -10,15 +10,17 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
 from saguaro.config import EngineConfig, SamplingParams, Structured
 from saguaro.distill.recipe import Recipe
 from saguaro.errors import ConfigError, SaguaroError
+from saguaro.method import METHODS
 from saguaro.serve.http.limits import Limits
 from saguaro.serve.tools.parsers import Parsers
 
@@ -31,6 +33,21 @@ T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.OmitArgPrefixes]
 Repeatable = Annotated[T, tyro.conf.UseAppendAction]
 Color = Literal["auto", "always", "never"]
+
+
+def _method_help() -> str:
+    """What --method says, from the table."""
+    known = ", ".join(f"{method.name} ({method.summary})" for method in METHODS.values())
+    return f"The decoding method: {known}; or auto: ssd if there is a draft, else ar."
+
+
+LENGTH = PrimitiveConstructorSpec[int | None](
+    nargs=1,
+    metavar="INT|auto",
+    instance_from_str=lambda words: None if words[0] in ("auto", "None") else int(words[0]),
+    is_instance=lambda value: value is None or isinstance(value, int),
+    str_from_instance=lambda value: ["auto" if value is None else str(value)],
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +66,13 @@ class ModelArgs:
     """A jinja2 chat template, or the name of its file, in place of the model's."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class EngineArgs(EngineConfig):
     """How the engine is built."""
+
+    method: Annotated[str, tyro.conf.arg(help=_method_help())] = EngineConfig.method
+    max_model_len: Annotated[int | None, LENGTH] = None
+    """Longest text, prompt and output together; auto or -1: what the model and the KV memory allow."""
 
     def __post_init__(self) -> None:
         """Checked when the config is made, so that errors read the same everywhere."""
@@ -65,6 +87,10 @@ class SamplingArgs(SamplingParams):
     """How text is decoded."""
 
     structured: Annotated[Structured | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
+    stop: Repeatable[tuple[str, ...]] = ()
+    """A string that ends the output; not part of it. One value per flag, which may be repeated."""
+    stop_token_ids: Repeatable[tuple[int, ...]] = ()
+    """A token id that ends the output, beside the model's own. One value per flag, which may be repeated."""
     prepare: tyro.conf.Suppress[bool] = True  # for requests that differ; here --prepare says it for the whole engine
 
     def __post_init__(self) -> None:
@@ -83,8 +109,8 @@ class StructuredArgs:
     """A file with a JSON schema."""
     regex: str | None = None
     """A regular expression that the whole output matches."""
-    choice: tuple[str, ...] = ()
-    """One of these strings."""
+    choice: Repeatable[tuple[str, ...]] = ()
+    """A string that the output may be. One value per flag, which is repeated for the others."""
     grammar: Path | None = None
     """A file with a grammar, Lark or GBNF."""
 
@@ -300,16 +326,9 @@ class ParserArgs(Parsers):
 class Serve:
     """Serve the model over HTTP, as the OpenAI API has it."""
 
-    model: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[MODEL]")] = None
-    """A folder, a .gguf file or a Hub id; without it, SmolLM2-135M-Instruct."""
-    tokenizer: str | None = None
-    """A folder with another tokenizer than the model's."""
-    revision: str | None = None
-    """Branch, tag or commit of a Hub id."""
-    cache_dir: Path | None = None
-    """Where the default model is kept."""
-    chat_template: str | None = None
-    """A jinja2 chat template, or the name of its file, in place of the model's."""
+    place: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[MODEL]")] = None
+    """The model, as --model names it."""
+    named: Flat[ModelArgs] = field(default_factory=ModelArgs)
     generation_config: str = "auto"
     """Where temperature, top_p, top_k, min_p and repetition_penalty of requests that do not say come from: auto, the
     model's generation_config.json; vllm, our own defaults; or the folder of such a file."""
@@ -317,12 +336,15 @@ class Serve:
     """Address to listen on; 0.0.0.0 is every one there is."""
     port: int = 8000
     """Port to listen on; 0: any that is free."""
-    api_key: tuple[str, ...] = ()
-    """Keys of which a client must know one; without any, that of SAGUARO_API_KEY; without that, everybody is served."""
-    served_model_name: tuple[str, ...] = ()
-    """Names that clients may call the model by; the first is the one in responses. Without any, the model's own."""
-    allowed_origins: tuple[str, ...] = ()
-    """Web origins whose pages may ask; * is all of them. Without any, only the server's own."""
+    api_key: Repeatable[tuple[str, ...]] = ()
+    """A key that clients must know, or one of several; without any, that of SAGUARO_API_KEY; without that, everybody is
+    served. One value per flag, which may be repeated."""
+    served_model_name: Repeatable[tuple[str, ...]] = ()
+    """A name that clients may call the model by; the first is the one in responses. Without any, the model's own. One
+    value per flag, which may be repeated."""
+    allowed_origins: Repeatable[tuple[str, ...]] = ()
+    """A web origin whose pages may ask; * is any. Without one, only the server's own. One value per flag, which may be
+    repeated."""
     allowed_hosts: Repeatable[tuple[str, ...]] = ()
     """Names that the server is reached by, beside IP addresses and names that only a local network knows; *.NAME is
     all below it, * is any. One value per flag."""
@@ -332,9 +354,22 @@ class Serve:
     """Log every request."""
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
     """What is logged."""
+    ssl_certfile: Path | None = None
+    """A certificate (PEM), with which the server speaks HTTPS."""
+    ssl_keyfile: Path | None = None
+    """Its private key (PEM), where the certificate's file does not hold it."""
     parsers: Flat[ParserArgs] = field(default_factory=ParserArgs)
     limits: Flat[LimitArgs] = field(default_factory=LimitArgs)
     engine: Flat[ServedEngineArgs] = field(default_factory=ServedEngineArgs)
+
+    @property
+    def which(self) -> ModelArgs:
+        """The model, named by its place or by --model."""
+        if self.place is None:
+            return self.named
+        if self.named.model not in (None, self.place):
+            raise ConfigError(f"the model is {self.place!r} and --model {self.named.model!r}; give one of them")
+        return replace(self.named, model=self.place)
 
 
 AnyCommand = Generate | Chat | Serve | Compare | Bench | Info | Distill

@@ -6,8 +6,10 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -61,7 +63,9 @@ class Server(uvicorn.Server):
             listener.start(self.config.backlog)  # type: ignore[attr-defined]
         self.started = True
         name, method = self._service.names[0], self._service.engine.method.name
-        print(f"saguaro: serving {name} with {method} on http://{self.config.host}:{self.config.port}", file=sys.stderr)
+        scheme = "https" if self.config.is_ssl else "http"
+        url = f"{scheme}://{self.config.host}:{self.config.port}"
+        print(f"saguaro: serving {name} with {method} on {url}", file=sys.stderr)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: drain; a second Ctrl-C ends at once."""
@@ -93,13 +97,8 @@ def serve(command: cli.Serve) -> int:
     if any(not key.strip() for key in keys):
         raise ConfigError("the API key is empty; give one with letters, or none")
     logging.basicConfig(level=command.log_level.upper(), stream=sys.stderr, format="%(levelname)s:     %(message)s")
-    which = cli.ModelArgs(
-        model=command.model,
-        tokenizer=command.tokenizer,
-        revision=command.revision,
-        cache_dir=command.cache_dir,
-        chat_template=command.chat_template,
-    )
+    which = command.which
+    check_certificate(command.ssl_certfile, command.ssl_keyfile)
     place = bind(command.host, command.port)
     llm = cli.load(which, command.engine, generation_config=command.generation_config)
     names = command.served_model_name or (llm.engine.loaded.name,)
@@ -117,6 +116,8 @@ def serve(command: cli.Serve) -> int:
         log_level=command.log_level,
         access_log=command.access_log,
         forwarded_allow_ips=command.forwarded_allow_ips,
+        ssl_certfile=command.ssl_certfile,
+        ssl_keyfile=command.ssl_keyfile,
     )
     # The last resort, should a library hold the interpreter: it says where and ends the process.
     last = limits.drain_seconds + SPARE_SECONDS + LAST_SECONDS
@@ -153,6 +154,24 @@ def uvicorn_config(
         forwarded_allow_ips=forwarded_allow_ips,
         **more,
     )
+
+
+def check_certificate(certfile: Path | None, keyfile: Path | None) -> None:
+    """Refuse a certificate that cannot be used, before the model is loaded."""
+    if certfile is None:
+        if keyfile is not None:
+            raise ConfigError(f"--ssl-keyfile is {keyfile} and there is no --ssl-certfile; give both")
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certfile, keyfile, password="")  # an encrypted key is refused, not asked about
+    except (OSError, ValueError) as e:
+        files = " and ".join(str(file) for file in (certfile, keyfile) if file is not None)
+        why = e.strerror if isinstance(e, OSError) else e
+        raise ConfigError(
+            f"{files}: no certificate and private key that belong together ({why}); give PEM files, the key without a "
+            "password"
+        ) from e
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -29,7 +29,7 @@ def serving(
         process = subprocess.Popen([*command, *args, "--port", "0"], stderr=out, env={**os.environ, **environment})
     try:
         until(lambda: process.poll() is not None or "saguaro: serving" in log.read_text())
-        found = re.search(r" on (http://[\d.:]+)", log.read_text())
+        found = re.search(r" on (https?://[\d.:]+)", log.read_text())
         assert found is not None, log.read_text()
         with httpx.Client(base_url=found[1], timeout=60) as client:
             yield process, client
@@ -39,7 +39,17 @@ def serving(
 
 
 def test_flags_environment_and_a_clean_end(folder: Path, tmp_path: Path) -> None:
-    args = (str(folder), "--served-model-name", "mine", "yours", "--max-num-seqs", "3", "--max-waiting", "2")
+    args = (
+        str(folder),
+        "--served-model-name",
+        "mine",
+        "--served-model-name",
+        "yours",
+        "--max-num-seqs",
+        "3",
+        "--max-waiting",
+        "2",
+    )
     with serving(tmp_path / "log", *args, "--max-model-len", "128", SAGUARO_API_KEY="key") as (process, client):
         assert client.get("/v1/models").status_code == 401
         client.headers["Authorization"] = "Bearer key"

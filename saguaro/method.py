@@ -1,0 +1,61 @@
+"""The decoding methods, one row each.
+
+Every method gives the target's own tokens: under shared noise the very same, under rejection of the same law.
+"""
+
+import difflib
+from dataclasses import dataclass
+
+from saguaro.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to decode: what is prepared while the target verifies, and what happens when that was not foreseen."""
+
+    name: str
+    summary: str
+    planner: str  # which outcomes are prepared: a name of draft.planner
+    fallback: str  # who drafts a row whose outcome was not prepared: a name of FALLBACKS
+    verification: str = "shared"
+    prepare: str = "always"  # or measured: where preparing is worth what it costs
+    cut: float = 0.0  # a speculation ends before the first token that leads by less than this; 0: never
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there is any speculation."""
+        return self.fallback != "empty" or self.planner != "nothing"
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether a draft model is needed."""
+        return self.planner != "nothing" or self.fallback in ("draft", "batch", "measured")
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("ar", "the target alone, one token per round", "nothing", "empty"),
+        Method("sd", "speculative decoding: draft, then verify", "nothing", "draft"),
+        Method("ngram", "drafts from the text so far, without a model", "nothing", "ngram"),
+        Method("amusd", "drafts on as if all were accepted", "last", "draft"),
+        Method("pearl", "the same, and on a miss one token while drafting anew", "continuation", "empty"),
+        Method("specbranch", "speculates up to the first doubt, branches there", "branch", "draft", cut=1.0),
+        Method("ssd-uniform", "every number accepted, equally many bonus tokens", "uniform", "draft"),
+        Method("saguaro", "the paper: geometric fan-out, rejection, by batch size", "geometric", "batch", "rejection"),
+        Method("ssd", "outcomes by their probability, shared noise; our best", "joint", "measured", prepare="measured"),
+    )
+}
+
+
+def find_method(name: str) -> Method:
+    """The method of this name.
+
+    >>> find_method("ar").fallback
+    'empty'
+    """
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known methods: {', '.join(METHODS)}"
+        raise ConfigError(f"method is {name!r}; {hint}")
+    return METHODS[name]
