@@ -19,7 +19,7 @@ from saguaro.model.tokenizer import Tokenizer
 from saguaro.serve.tools.declared import Declared
 from saguaro.serve.tools.formats import MISTRAL, find_format, find_thinking
 from saguaro.serve.tools.grammar import Marks, Thought, after_thought, calls_grammar, strict_grammar
-from saguaro.serve.tools.messages import Turn, in_words, name_results, shorten_ids
+from saguaro.serve.tools.messages import Turn, in_words, name_results, one_by_one, shorten_ids
 from saguaro.serve.tools.parsers import Parsers
 from saguaro.serve.tools.reader import OutputReader, new_call_id
 
@@ -103,6 +103,8 @@ class Dialect:
             tools = [tool.plain() for tool in conversation.declared.tools]
         if self.knows_tools and self.format is MISTRAL:
             turns = shorten_ids(turns)
+        if self.knows_tools and not self.format.is_parallel:
+            turns = one_by_one(turns)
         given = {"tools": tools, **conversation.variables}
         if not conversation.parse_special:
             turns, given = self._tokenizer.hide(turns), self._tokenizer.hide(given)

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from saguaro.errors import ConfigError
@@ -59,6 +60,26 @@ def name_results(turns: Sequence[Turn]) -> list[Turn]:
         known = turn["role"] == "tool" and "name" not in turn and names.get(turn.get("tool_call_id", ""))
         named.append({**turn, "name": known} if known else turn)
     return named
+
+
+def one_by_one(turns: Sequence[Turn]) -> list[Turn]:
+    """Calls of one turn as turns of one call, each followed by its result: for templates that know single calls."""
+    changed: list[Turn] = []
+    moved: set[int] = set()  # places of results that stand behind their calls already
+    for at, turn in enumerate(turns):
+        calls = turn.get("tool_calls", ())
+        if at in moved:
+            continue
+        if len(calls) < 2:
+            changed.append(turn)
+            continue
+        results = list(takewhile(lambda pair: pair[1]["role"] == "tool", enumerate(turns[at + 1 :], at + 1)))
+        for place, call in enumerate(calls):
+            changed.append({**turn, "content": "" if place else turn["content"], "tool_calls": [call]})
+            found = {index: turn for index, turn in results if turn.get("tool_call_id") == call["id"]}
+            changed += found.values()
+            moved |= set(found)
+    return changed
 
 
 def shorten_ids(turns: Sequence[Turn]) -> list[Turn]:

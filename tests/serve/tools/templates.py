@@ -1,10 +1,11 @@
 """Chat templates in the shapes of public ones, written small, and tiny models that have them."""
 
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken
 
-from saguaro.model.tiny import tiny_tokenizer, write_tiny
+from saguaro.model.tiny import CHAT_TEMPLATE, tiny_tokenizer, write_tiny
 
 _CHATML_TURN = "<|im_start|>{{ message.role }}\n{{ message.content }}"
 
@@ -13,7 +14,8 @@ HERMES = (
     "<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n{% endif %}'
     "{% for message in messages %}"
-    "{% if message.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n"
+    "{% if message.role == 'tool' %}"
+    "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n"
     "{% else %}" + _CHATML_TURN + "{% for call in message.tool_calls or [] %}\n<tool_call>\n"
     '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
     "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
@@ -61,6 +63,7 @@ MISTRAL_ARGS = MISTRAL.replace(
 )  # fmt: skip
 
 TEMPLATES = {
+    "plain": CHAT_TEMPLATE,
     "hermes": HERMES,
     "thinking": THINKING,
     "opened": OPENED,
@@ -70,7 +73,8 @@ TEMPLATES = {
 }
 
 # Tokens of their own, as the public tokenizers have them: special, or not.
-ADDED = {
+ADDED: dict[str, dict[str, bool]] = {
+    "plain": {},
     "hermes": {"<|im_start|>": True, "<|im_end|>": True, "<tool_call>": False, "</tool_call>": False},
     "thinking": {"<tool_call>": False, "</tool_call>": False, "<think>": False, "</think>": False},
     "opened": {},
@@ -80,7 +84,7 @@ ADDED = {
 }
 
 
-def write_model(folder: Path, kind: str, *, has_tokens: bool = True, **overrides: object) -> Path:
+def write_model(folder: Path, kind: str, *, has_tokens: bool = True, **overrides: Any) -> Path:
     """A tiny model whose chat template is of a kind, and which has that kind's tokens."""
     write_tiny(folder, "llama", **{"num_hidden_layers": 4, "max_position_embeddings": 2048, **overrides})
     tokenizer = tiny_tokenizer()
