@@ -19,7 +19,11 @@ from saguaro.serve.tools.declared import Declared, Tool
 from saguaro.serve.tools.formats import Format, Thinking
 
 # As json.dumps writes it, which is how models are taught calls; and whitespace is what small models get lost in.
-_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_WRITTEN: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+# Of one output, where it must be calls: a model that may go on with another call may go on for ever.
+MAX_CALLS = 16
+_MORE = f" ({{}}){{{{0,{MAX_CALLS - 1}}}}}"
 
 
 @dataclass(frozen=True)
@@ -108,14 +112,14 @@ def _calls(format: Format, marks: Marks, is_many: bool) -> list[str]:
     opener = format.openers[0]
     begin = marks.write(opener.begin)
     if format.is_bare:
-        return [f"calls: call{' (NEXT call)*' if is_many else ''}", r'NEXT: "\n"']
+        return [f"calls: call{_MORE.format('NEXT call') if is_many else ''}", r'NEXT: "\n"']
     if opener.end:
         one = rf'{begin} "\n" call "\n" {marks.write(opener.end)}'
-        return [f"calls: one{' (NEXT one)*' if is_many else ''}", f"one: {one}", r'NEXT: "\n"']
+        return [f"calls: one{_MORE.format('NEXT one') if is_many else ''}", f"one: {one}", r'NEXT: "\n"']
     if _is_named(format, marks):
-        return [f"calls: one{'+' if is_many else ''}", f"one: {begin} call"]
+        return [f"calls: one{_MORE.format('one') if is_many else ''}", f"one: {begin} call"]
     space = '" ["' if "[TOOL_CALLS] [" in marks.template else '"["'
-    return [f'calls: {begin} {space} call{" (NEXT call)*" if is_many else ""} "]"', 'NEXT: ", "']
+    return [f'calls: {begin} {space} call{_MORE.format("NEXT call") if is_many else ""} "]"', 'NEXT: ", "']
 
 
 def _is_opened_each(format: Format, marks: Marks) -> bool:

@@ -138,7 +138,7 @@ def list_tools(declared: Declared, format: Format) -> str:
         f"To call a function, answer with nothing but its name and arguments:\n{write_calls([example], format)}",
     ]
     if declared.is_parallel and declared.mode != "named":
-        lines.append(f"To call several, write them like this:\n{write_calls([example, example], format)}")
+        lines.append("To call several, write one after the other.")
     last = {
         "auto": "If no function is needed, answer in plain text.",
         "required": "Answer with a function call.",

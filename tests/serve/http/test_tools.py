@@ -80,20 +80,20 @@ def quiet(server: Running) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_named_call_is_made(server: Running, seed: int) -> None:
-    asked = {"tools": TOOLS, "tool_choice": NAMED, "seed": seed, "max_tokens": 300, **quiet(server)}
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": NAMED, "seed": seed, "max_tokens": 300, **quiet(server)}
     choice = server.chat(**asked)["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
     ((name, arguments),) = calls_of(choice["message"])
     assert name == "get_weather"
     jsonschema.validate(arguments, WEATHER)
-    for method in ({"speculation": False}, {"prepare": False}):
-        again = server.chat(**asked, **method)["choices"][0]
+    for method in ("speculation", "prepare"):
+        again = server.chat(**{**asked, method: False})["choices"][0]
         assert calls_of(again["message"]) == [(name, arguments)]
 
 
 def test_a_call_streams_as_it_is_written(server: Running) -> None:
-    asked = {"tools": TOOLS, "tool_choice": NAMED, "seed": 1, "max_tokens": 300, **quiet(server)}
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": NAMED, "seed": 1, "max_tokens": 300, **quiet(server)}
     ((_, whole),) = calls_of(server.chat(**asked)["choices"][0]["message"])
     events = server.events("/v1/chat/completions", {"messages": ASK, **asked})
     deltas = [event["choices"][0]["delta"] for event in events]
@@ -112,7 +112,14 @@ def test_a_call_streams_as_it_is_written(server: Running) -> None:
 
 
 def test_required_calls_are_of_declared_tools(server: Running) -> None:
-    asked = {"tools": TOOLS, "tool_choice": "required", "seed": 1, "max_tokens": 250, "n": 4, **quiet(server)}
+    asked: dict[str, Any] = {
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "seed": 1,
+        "max_tokens": 250,
+        "n": 4,
+        **quiet(server),
+    }
     for choice in server.chat(**asked)["choices"]:
         complete = choice["message"]["tool_calls"][: -1 if choice["finish_reason"] == "length" else None]
         for name, arguments in calls_of({"tool_calls": complete}):
@@ -134,7 +141,7 @@ def test_auto_is_text_unless_a_call_is_made(server: Running) -> None:
 
 
 def test_a_conversation_goes_on_after_a_call(server: Running) -> None:
-    asked = {"tools": TOOLS, "max_tokens": 300, **quiet(server)}
+    asked: dict[str, Any] = {"tools": TOOLS, "max_tokens": 300, **quiet(server)}
     answer = server.chat(tool_choice=NAMED, seed=1, **asked)["choices"][0]["message"]
     (call,) = answer["tool_calls"]
     result = {"role": "tool", "tool_call_id": call["id"], "content": "12"}
@@ -147,7 +154,7 @@ def test_a_conversation_goes_on_after_a_call(server: Running) -> None:
 
 
 def test_other_parameters_work_beside_tools(hermes: Running) -> None:
-    asked = {"tools": TOOLS, "tool_choice": NAMED, "seed": 1, "max_tokens": 300, "n": 2}
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": NAMED, "seed": 1, "max_tokens": 300, "n": 2}
     whole = hermes.chat(**asked, logprobs=True, top_logprobs=1, return_speculation=True)
     for choice in whole["choices"]:
         n_tokens = len(choice["logprobs"]["content"])
@@ -167,7 +174,7 @@ def test_other_parameters_work_beside_tools(hermes: Running) -> None:
 
 
 def test_a_stop_string_cuts_a_call_off(hermes: Running) -> None:
-    asked = {"tools": TOOLS, "tool_choice": NAMED, "seed": 1, "max_tokens": 300}
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": NAMED, "seed": 1, "max_tokens": 300}
     for limit, reason in ({"stop": '"days"'}, "stop"), ({"max_tokens": 45}, "length"):
         choice = hermes.chat(**{**asked, **limit})["choices"][0]
         assert choice["finish_reason"] == reason

@@ -84,7 +84,7 @@ def test_arguments_that_are_no_object_stay_text() -> None:
 
 def test_results_are_named_and_ids_shortened() -> None:
     calls = read_calls([{"id": "call_1", "function": {"name": "f", "arguments": "{}"}}])
-    turns = [
+    turns: list[dict[str, Any]] = [
         {"role": "assistant", "content": "", "tool_calls": calls},
         {"role": "tool", "content": "5", "tool_call_id": "call_1"},
         {"role": "tool", "content": "6", "tool_call_id": "call_2"},

@@ -16,11 +16,12 @@ from saguaro.model.tokenizer import Tokenizer
 from saguaro.serve.tools.declared import Declared, declare
 from saguaro.serve.tools.dialect import Conversation, Dialect
 from saguaro.serve.tools.formats import find_format, find_thinking
+from saguaro.serve.tools.grammar import MAX_CALLS
 from saguaro.serve.tools.parsers import Parsers
 from saguaro.serve.tools.reader import parse
 from tests.serve.tools.templates import ADDED, TEMPLATES
 
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -33,13 +34,13 @@ WEATHER = {
     },
 }
 NOW = {"type": "function", "function": {"name": "now"}}
-ASK = {"role": "user", "content": "How is Paris?"}
-CALLED = {
+ASK: dict[str, Any] = {"role": "user", "content": "How is Paris?"}
+CALLED: dict[str, Any] = {
     "role": "assistant",
     "content": "",
     "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "now", "arguments": {"zone": "CET"}}}],
 }
-RESULT = {"role": "tool", "content": "12:00", "tool_call_id": "call_1"}
+RESULT: dict[str, Any] = {"role": "tool", "content": "12:00", "tool_call_id": "call_1"}
 
 
 @cache
@@ -52,7 +53,7 @@ def dialect(kind: str, has_tokens: bool = True, parser: str = "auto") -> Dialect
 
 
 def declared(choice: Any = "auto", *, is_parallel: bool = True, strict: bool = False) -> Declared:
-    found = declare([{**WEATHER, "function": {**WEATHER["function"], "strict": strict}}, NOW], choice, is_parallel)  # type: ignore[dict-item]
+    found = declare([{**WEATHER, "function": {**WEATHER["function"], "strict": strict}}, NOW], choice, is_parallel)
     assert found is not None
     return found
 
@@ -87,7 +88,7 @@ def test_a_format_that_nobody_reads_is_listed_in_words() -> None:
 @pytest.mark.parametrize("kind", ["hermes", "thinking", "llama3", "mistral"])
 def test_templates_show_tools_calls_and_results(kind: str) -> None:
     text = dialect(kind).render(Conversation([ASK, CALLED, RESULT], declared()))
-    assert json.dumps(WEATHER["function"]["parameters"]) in text  # type: ignore[index]
+    assert json.dumps(WEATHER["function"]["parameters"]) in text
     assert '"now"' in text
     assert '{"zone": "CET"}' in text
     assert "12:00" in text
@@ -150,6 +151,9 @@ def test_enforced_calls_are_calls(kind: str, has_tokens: bool, text: str, betwee
         assert matches(one, one.prompt(rendered, declared("required")).structured, both)
         assert not matches(one, one.prompt(rendered, declared("required", is_parallel=False)).structured, both)
         assert len(parse(both, one.prompt(rendered, declared("required")).new_reader()).calls) == 2
+        most = between.join([text] * MAX_CALLS)
+        assert matches(one, one.prompt(rendered, declared("required")).structured, most)
+        assert not matches(one, one.prompt(rendered, declared("required")).structured, f"{most}{between}{text}")
 
 
 def test_a_named_choice_is_that_function() -> None:
@@ -277,7 +281,7 @@ def test_unknown_roles_are_refused() -> None:
 
 
 def test_a_template_of_single_calls_gets_them_one_by_one() -> None:
-    calls = [{**CALLED["tool_calls"][0], "id": id} for id in ("call_1", "call_2")]  # type: ignore[dict-item]
+    calls = [{**CALLED["tool_calls"][0], "id": id} for id in ("call_1", "call_2")]
     other = {"role": "tool", "content": "13:00", "tool_call_id": "call_2"}
     turns = [ASK, {**CALLED, "tool_calls": calls}, other, RESULT, ASK]
     text = dialect("llama3").render(Conversation(turns, declared()))
