@@ -209,6 +209,11 @@ class Front:
             if not self._tickets:
                 self._idle.set()
 
+    @property
+    def n_requests(self) -> int:
+        """Tickets that are in use."""
+        return len(self._tickets)
+
     def check(self) -> None:
         """Raise unless requests are served."""
         if self.failure is not None:

@@ -127,7 +127,7 @@ class Answer:
                 return [tail] if wants_usage else [], True
             case Piece(delta=delta):
                 if delta.finish_reason == "error":
-                    return [_broken(delta.stop_reason).body()], True
+                    return [broken(delta.stop_reason).body()], True
                 at = event.prompt * self._n + delta.index
                 rounds, tells_ids = self._narrate(event), bool(self._body.return_token_ids)
                 self._n_told[at] += len(delta.token_ids)
@@ -164,7 +164,7 @@ class Answer:
         outputs = [(output, result) for result in results for output in result.outputs]
         for output, _ in outputs:
             if output.finish_reason == "error":
-                raise _broken(output.stop_reason)
+                raise broken(output.stop_reason)
         choices = []
         for at, (output, result) in enumerate(outputs):
             choice = {"index": at, **self._shape.output(at, output, result), "seed": output.seed}
@@ -213,7 +213,7 @@ def usage_of(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def _broken(reason: str | int | None) -> APIError:
+def broken(reason: str | int | None) -> APIError:
     """An output that ended with an error: what the request itself caused has a reason."""
     if isinstance(reason, str):
         return APIError(400, reason)

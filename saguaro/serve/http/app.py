@@ -11,10 +11,16 @@ from starlette.responses import JSONResponse, Response
 from saguaro import __version__
 from saguaro.serve.http.chat import chat
 from saguaro.serve.http.completions import complete
+from saguaro.serve.http.elsewhere import elsewhere_routes
 from saguaro.serve.http.errors import ErrorResponse, install_handlers
 from saguaro.serve.http.guard import BodyGuard, HostGuard, KeyGuard
+from saguaro.serve.http.messages import count_tokens, messages
+from saguaro.serve.http.messages_body import CountTokensRequest, MessagesRequest
+from saguaro.serve.http.messages_errors import AnthropicErrors
 from saguaro.serve.http.page import page_routes
 from saguaro.serve.http.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from saguaro.serve.http.responses import responses
+from saguaro.serve.http.responses_body import ResponsesRequest
 from saguaro.serve.http.route import body_route
 from saguaro.serve.http.service import Service
 from saguaro.serve.http.words import detokenize, tokenize
@@ -52,6 +58,7 @@ def create_app(
     _text_routes(app, service)
     _state_routes(app, service)
     page_routes(app)
+    elsewhere_routes(app)
     # What is added last comes first: whoever has no key is not read, and a browser's question about origins needs none.
     app.add_middleware(BodyGuard, front=service.front, limits=service.limits)
     if api_keys:
@@ -60,6 +67,7 @@ def create_app(
         origins = list(allowed_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(HostGuard, names=allowed_hosts)
+    app.add_middleware(AnthropicErrors)
     return app
 
 
@@ -76,6 +84,21 @@ def _text_routes(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
         return await complete(service, body, request)
+
+    @routes.post("/v1/responses", **post)
+    async def openai_responses(body: ResponsesRequest, request: Request) -> Response:
+        """Answer a conversation, as the OpenAI Responses API has it."""
+        return await responses(service, body, request)
+
+    @routes.post("/v1/messages", **post)
+    async def anthropic_messages(body: MessagesRequest, request: Request) -> Response:
+        """Answer a conversation, as Anthropic's Messages API has it."""
+        return await messages(service, body, request)
+
+    @routes.post("/v1/messages/count_tokens", **post)
+    async def anthropic_count(body: CountTokensRequest, request: Request) -> Response:
+        """How many tokens the prompt of a conversation has."""
+        return await count_tokens(service, body)
 
     @routes.post("/tokenize", **post)
     async def to_tokens(body: TokenizeRequest, request: Request) -> Response:
@@ -107,6 +130,17 @@ def _state_routes(app: FastAPI, service: Service) -> None:
         """Whether requests are served."""
         service.front.check()
         return {"status": "ok"}
+
+    @app.api_route("/ping", methods=["GET", "POST"], responses=_REFUSALS, response_class=Response)
+    async def ping() -> Response:
+        """The same, without words."""
+        service.front.check()
+        return Response()
+
+    @app.get("/load")
+    async def load() -> dict[str, int]:
+        """How many requests are being served."""
+        return {"server_load": service.front.n_requests}
 
     @app.get("/version")
     async def version() -> dict[str, str]:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from saguaro.config import SamplingParams
 from saguaro.errors import ConfigError
 from saguaro.model.tokenizer import Tokenizer
+from saguaro.serve.front import Ticket
 from saguaro.serve.http.answer import Choice, Question, read, respond
 from saguaro.serve.http.checks import check_asking
 from saguaro.serve.http.errors import APIError
@@ -104,13 +105,20 @@ class ChatShape:
 
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
-    params = check_asking(service, body, 1)
-    conversation = converse(service.dialect, body)
     with ExitStack() as stack:
-        ticket = stack.enter_context(service.front.ticket(params.n, service.limits.request_timeout))
-        prompt, params = await read(service, request, ticket, prepare, service, conversation, params)
+        ticket, prompt, params = await ask(service, body, request, stack)
         shape = ChatShape(service.tokenizer, service.dialect, prompt, body)
         return await respond(service, Question(request, body, params, [prompt.tokens], shape), stack, ticket)
+
+
+async def ask(
+    service: Service, body: ChatRequest, request: Request, stack: ExitStack
+) -> tuple[Ticket, Prompt, SamplingParams]:
+    """A ticket for a conversation, which the stack gives back, its prompt, and how it is decoded."""
+    params = check_asking(service, body, 1)
+    conversation = converse(service.dialect, body)
+    ticket = stack.enter_context(service.front.ticket(params.n, service.limits.request_timeout))
+    return ticket, *await read(service, request, ticket, prepare, service, conversation, params)
 
 
 def converse(dialect: Dialect, body: ChatRequest) -> Conversation:

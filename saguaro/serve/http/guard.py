@@ -17,7 +17,8 @@ from saguaro.serve.http.limits import Limits
 from saguaro.serve.http.page import FILES
 from saguaro.serve.http.sse import ClientGone
 
-OPEN = ("/health", *FILES)  # without a key: whether the server lives, and the page, which holds nothing but itself
+# Without a key: whether the server lives, and the page, which holds nothing but itself.
+OPEN = ("/health", "/ping", *FILES)
 
 LOCAL = (".localhost", ".local", ".internal", ".home.arpa")  # never in the public DNS
 MAX_BODIES = 16  # bodies of the largest size whose bytes may be held at a time
@@ -80,14 +81,18 @@ class KeyGuard:
         if scope["type"] != "http" or scope["path"] in OPEN or self._is_known(scope):
             await self._app(scope, receive, send)
             return
-        message = "no API key, or a wrong one; send the header 'Authorization: Bearer KEY'"
+        message = "no API key, or a wrong one; send the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
         await APIError(401, message, code="invalid_api_key").response()(scope, receive, send)
 
     def _is_known(self, scope: Scope) -> bool:
-        kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        said = given.strip().encode("latin-1")  # the bytes that came
-        known = [hmac.compare_digest(said, key) for key in self._keys]  # all of them, whichever it is
-        return kind.lower() == "bearer" and any(known)
+        headers = Headers(scope=scope)
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        bearer = given if kind.lower() == "bearer" else ""
+        said = [
+            text.strip().encode("latin-1") for text in (bearer, headers.get("x-api-key", ""))
+        ]  # the bytes that came
+        known = [hmac.compare_digest(each, key) for each in said for key in self._keys]  # all, whichever it is
+        return any(known)
 
 
 class BodyGuard:

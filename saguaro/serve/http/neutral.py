@@ -18,7 +18,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
     "store": (False,),
-    "service_tier": ("auto", "default"),
+    "service_tier": ("auto", "default", "standard_only"),
+    "background": (False,),
+    "conversation": (),
+    "prompt": (),
+    "max_tool_calls": (),
+    "top_logprobs": (0,),
+    "container": (),
+    "context_management": (),
+    "mcp_servers": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "early_stopping": (False,),
@@ -41,4 +49,5 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "include_reasoning": (True,),
 }
 
-IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # who asks, which changes nothing
+# Who asks, and where it is kept, which changes nothing.
+IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "cache_control")

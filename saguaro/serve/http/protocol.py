@@ -8,7 +8,7 @@ import ast
 import difflib
 import inspect
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, create_model
@@ -83,10 +83,10 @@ class Body(BaseModel):
         _fail_fast(schema)
         return schema
 
-    def check_extra(self) -> None:
-        """Refuse what is wanted and not there."""
+    def check_extra(self, known: Collection[str] = ()) -> None:
+        """Refuse what is wanted and not there, but for what is known elsewhere."""
         for name, value in (self.model_extra or {}).items():
-            if value is None or name in IGNORED:
+            if value is None or name in IGNORED or name in known:
                 continue
             if name in NEUTRAL:
                 if not any(type(value) is type(none) and value == none for none in NEUTRAL[name]):
