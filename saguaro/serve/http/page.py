@@ -7,9 +7,22 @@ from fastapi import FastAPI
 from starlette.responses import FileResponse, Response
 
 FOLDER = Path(__file__).parent.parent / "page"
-FILES = {"/": "index.html"} | {
-    f"/{name}": name for name in ("page.css", "page.js", "answer.js", "show.js", "stream.js", "strip.js")
-}
+SCRIPTS = (
+    "page",
+    "answer",
+    "calls",
+    "dom",
+    "inline",
+    "keep",
+    "markdown",
+    "marks",
+    "show",
+    "stream",
+    "strip",
+    "turn",
+    "words",
+)
+FILES = {"/": "index.html", "/page.css": "page.css"} | {f"/{name}.js": f"{name}.js" for name in SCRIPTS}
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {
     # Nothing from elsewhere, nothing inline, nobody's frame; the icon is a data: URL.

@@ -1,68 +1,72 @@
-// One answer: its tokens on the page, marked by origin and grouped by round, and its figures.
-// Text from the model or the user becomes text nodes only.
+// One answer: its rounds and figures, and its view: the text (Markdown), or the tokens as they are. Both are marked.
 
-const ORIGINS = {
-  cache: "prepared in time",
-  draft: "drafted just in time",
-  ngram: "repeated from the text",
-  random: "guessed at random",
-  target: "the target's own",
-};
+import { Calls } from "/calls.js";
+import { element } from "/dom.js";
+import { Markdown } from "/markdown.js";
+import { Channel, Marks, TokenView } from "/marks.js";
+import { describe } from "/words.js";
 
-export function element(tag, className = "", text = "") {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text) made.textContent = text;
-  return made;
-}
+const MAX_SHARE = 0.2; // of the time may go into making views while text is coming
 
 export class Answer {
-  constructor(method) {
+  constructor(method, kind = "text") {
     this.method = method;
     this.rounds = []; // as the server tells them
     this.ids = []; // of all tokens
-    this.content = "";
+    this.marks = new Marks();
+    this.content = new Channel(this.marks);
+    this.reasoning = new Channel(this.marks);
+    this.calls = new Calls();
     this.finish = null;
     this.current = null; // index of the round that is looked at
     this.began = performance.now();
     this.first = this.last = null; // milliseconds from the request to its first and its last tokens
+    this.notBefore = 0; // when the view may be made again
     this.view = element("div", "answer");
     this.view.answer = this;
+    this.showAs(kind);
   }
+
+  // ---- what comes
 
   add(chunk) {
     const choice = chunk.choices[0];
     if (!choice) return; // the last chunk tells usage
-    this.content += choice.delta.content ?? "";
+    for (const round of choice.speculation ?? []) {
+      this.last = performance.now() - this.began;
+      this.first ??= this.last;
+      this.play(round);
+    }
+    this.reasoning.add(choice.delta.reasoning_content ?? choice.delta.reasoning ?? "");
+    this.content.add(choice.delta.content ?? "");
+    this.calls.add(choice.delta.tool_calls ?? []);
     this.finish = choice.finish_reason ?? this.finish;
-    for (const round of choice.speculation ?? []) this.play(round);
   }
 
   play(round) {
-    this.last = performance.now() - this.began;
-    this.first ??= this.last;
-    const group = element("span", "round");
-    group.dataset.at = this.rounds.length;
     for (const token of round.tokens) {
       this.ids.push(token.id);
-      const word = token.text.trimStart(); // the space before it is no part of the mark
-      group.append(token.text.slice(0, token.text.length - word.length));
-      if (word) group.append(element("span", `token ${token.origin}`, word));
+      this.marks.add(token, this.rounds.length);
     }
     this.rounds.push(round);
-    group.title = describe(round);
-    this.view.append(group);
   }
 
-  // No more will come: half a character at the end may be in no token's text; then the rounds can be walked through.
+  // No more will come: now the rounds can be walked through.
   end() {
-    const shown = this.view.textContent;
-    if (this.content.length > shown.length && this.content.startsWith(shown)) {
-      this.view.append(this.content.slice(shown.length));
-    }
+    this.render(true);
     this.view.tabIndex = 0;
     this.view.role = "group";
-    this.view.ariaLabel = `Answer, ${this.method}. Arrow keys walk through its ${this.rounds.length} rounds.`;
+    this.view.ariaLabel = `Answer, ${this.method}. Arrow keys walk through its ${this.rounds.length} rounds, T switches the view.`;
+  }
+
+  isEmpty() {
+    return !this.content.text && !this.calls.list.length;
+  }
+
+  // As the API has it in a conversation.
+  message() {
+    const calls = this.calls.list.length ? { tool_calls: this.calls.message() } : {};
+    return { role: "assistant", content: this.content.text || (this.calls.list.length ? null : ""), ...calls };
   }
 
   // A token in words, for a verdict.
@@ -71,10 +75,75 @@ export class Answer {
     return token ? `“${token.text || token.id}”` : "ended";
   }
 
+  // ---- the view
+
+  // Show the text or the tokens.
+  showAs(kind) {
+    this.kind = kind;
+    this.parts = kind === "tokens" ? [this.tokenPart()] : [this.reasoningPart(), this.textPart(), this.callPart()];
+    this.view.replaceChildren(...this.parts.map((part) => part.element));
+    this.render(true);
+  }
+
+  // Bring the view up to date; false if it was made so lately that it must wait: a block of any length may be its last.
+  render(must = false) {
+    const began = performance.now();
+    if (!must && began < this.notBefore) return false;
+    this.parts.forEach((part) => part.update());
+    if (this.current !== null) this.mark();
+    void this.view.offsetHeight; // layout is a part of what a view costs
+    const now = performance.now();
+    this.notBefore = now + (now - began) * (1 / MAX_SHARE - 1);
+    return true;
+  }
+
+  tokenPart() {
+    const root = element("div", "tokens"), view = new TokenView(root, this.marks);
+    return { element: root, update: () => view.update(this.content.text) };
+  }
+
+  textPart() {
+    const root = element("div", "text");
+    const view = new Markdown(root, (from, to) => this.content.paint(from, to));
+    return { element: root, update: () => view.update(this.content.text) };
+  }
+
+  // Open while the model thinks, closed when it answers; after that as the reader has it.
+  reasoningPart() {
+    const root = element("div"), box = element("details", "reasoning"), text = element("div", "text");
+    const view = new Markdown(text, (from, to) => this.reasoning.paint(from, to));
+    let isThinking = false;
+    box.ariaLabel = "Reasoning";
+    box.append(element("summary", "", "Reasoning"), text);
+    const update = () => {
+      if (!this.reasoning.text) return;
+      const thinks = this.isEmpty() && !this.finish;
+      if (thinks !== isThinking) box.open = isThinking = thinks;
+      if (!box.isConnected) root.append(box);
+      view.update(this.reasoning.text);
+    };
+    return { element: root, update };
+  }
+
+  callPart() {
+    const root = element("div", "calls");
+    return { element: root, update: () => this.calls.draw(root, this.finish !== null) };
+  }
+
   look(at) {
+    this.view.querySelectorAll(".current").forEach((one) => one.classList.remove("current"));
     this.current = Math.max(0, Math.min(at, this.rounds.length - 1));
-    this.view.querySelector(".current")?.classList.remove("current");
-    this.view.querySelector(`[data-at="${this.current}"]`)?.classList.add("current");
+    return this.mark();
+  }
+
+  // Mark the current round; in the text it may be in several places, the first of which is returned.
+  mark() {
+    const found = this.view.querySelectorAll(`[data-at="${this.current}"]`);
+    for (const one of found) {
+      one.classList.add("current");
+      one.title = describe(this.rounds[this.current]);
+    }
+    return found[0];
   }
 
   figures() {
@@ -88,40 +157,22 @@ export class Answer {
       first: this.first,
     };
   }
-}
 
-const SHAPES = {
-  rate: (value) => value.toFixed(1),
-  perRound: (value) => value.toFixed(2),
-  hits: (value) => `${Math.round(100 * value)} %`,
-  first: (value) => (value < 1000 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(2)} s`),
-};
+  // ---- what is kept of it
 
-// A figure as people read it.
-export function spell(name, value) {
-  return value === null ? "–" : SHAPES[name](value);
-}
+  saved(hasRounds) {
+    const { method, finish, first, last } = this;
+    const texts = { content: this.content.saved(hasRounds), reasoning: this.reasoning.saved(hasRounds) };
+    return { method, finish, first, last, ...texts, calls: this.calls.list, rounds: hasRounds ? this.rounds : [] };
+  }
 
-// All figures of an answer in a line.
-export function line(answer) {
-  const { rate, perRound, hits, first } = answer.figures();
-  const speed = `${spell("rate", rate)} tok/s, ${spell("perRound", perRound)} per round`;
-  return `${speed}${hits === null ? "" : `, ${spell("hits", hits)} hits`}, first token after ${spell("first", first)}`;
-}
-
-// What a round did, in words.
-export function describe(round) {
-  const gained = round.tokens.length === 1 ? "one token" : `${round.tokens.length} tokens`;
-  if (!round.drafted.length) return `Round ${round.round}: nothing was drafted; the target gave ${gained}.`;
-  const text = round.drafted.map((token) => token.text).join("");
-  const how = round.hit ? "prepared in time (hit)" : ORIGINS[round.source] ?? round.source;
-  const accepted = `${round.accepted} of ${round.drafted.length} accepted`;
-  return `Round ${round.round}: “${text}” was ${how}; ${accepted}, ${gained} gained.`;
-}
-
-// Where answers first differ: null, or the index of the token.
-export function difference(one, other) {
-  const n = Math.max(one.ids.length, other.ids.length);
-  for (let at = 0; at < n; at++) if (one.ids[at] !== other.ids[at]) return at;
-  return null;
+  static restored(saved, kind) {
+    const made = new Answer(saved.method, kind);
+    saved.rounds.forEach((round) => made.play(round));
+    for (const name of ["content", "reasoning"]) Object.assign(made[name], saved[name]);
+    made.calls.list = saved.calls;
+    Object.assign(made, { finish: saved.finish, first: saved.first, last: saved.last });
+    made.end();
+    return made;
+  }
 }

@@ -1,10 +1,10 @@
 // What is seen beside the answers: figures, strip, trouble; and what is said to those who do not see.
 
-import { describe, spell } from "/answer.js";
+import { $ } from "/dom.js";
 import { Trouble } from "/stream.js";
 import { draw } from "/strip.js";
+import { describe, spell } from "/words.js";
 
-export const $ = (id) => document.getElementById(id);
 const isCalm = matchMedia("(prefers-reduced-motion: reduce)");
 const PLACES = { rate: "rate", perRound: "per-round", hits: "hits", first: "first" };
 
@@ -26,21 +26,27 @@ export function show(other) {
   redraw();
 }
 
-// Figures and strip, once a frame; without motion the strip waits for the end.
+// The answer's view, figures and strip, once a frame; without motion the strip waits for the end.
 export function redraw() {
   frame ||= requestAnimationFrame(() => {
     frame = 0;
+    const log = $("log"), isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+    const isBusy = answer?.view.ariaBusy === "true";
+    const isMade = !isBusy || answer.render();
+    if (isBusy && isAtEnd) log.scrollTop = log.scrollHeight;
     const found = answer?.figures() ?? {};
     for (const [name, place] of Object.entries(PLACES)) $(place).textContent = spell(name, found[name] ?? null);
-    const waits = isCalm.matches && answer?.rounds.length && answer.view.ariaBusy === "true";
+    const waits = isCalm.matches && answer?.rounds.length && isBusy;
     if (!waits) draw($("strip"), answer);
+    if (!isMade) redraw();
   });
 }
 
 export function look(other, at) {
-  other.look(at);
+  const found = other.look(at);
   if (other.rounds.length) $("round").textContent = describe(other.rounds[other.current]);
   show(other);
+  return found;
 }
 
 export function tell(error) {

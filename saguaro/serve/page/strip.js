@@ -4,7 +4,7 @@
 //              ● hit        ✕ miss
 //   draft    [ prepare ]  [ prepare ][ respond ]
 
-import { describe } from "/answer.js";
+import { describe } from "/words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 46; // for the lanes' names
@@ -50,9 +50,10 @@ export function draw(svg, answer) {
     const group = node("g", { class: start + at === answer.current ? "current" : "", "data-at": start + at });
     const verify = bar(round.verify, TARGET, "verify");
     group.append(node("title", {}, describe(round)), verify);
-    if (verify.getAttribute("width") > 16) {
+    const gain = `+${round.tokens.length}`;
+    if (verify.getAttribute("width") > 3 + 7 * gain.length) {
       const middle = (x(round.verify[0]) + x(round.verify[1])) / 2;
-      group.append(node("text", { class: "gain", x: middle, y: TARGET + 17 }, `+${round.tokens.length}`));
+      group.append(node("text", { class: "gain", x: middle, y: TARGET + 17 }, gain));
     }
     for (const kind of ["prepare", "respond"]) {
       const span = round.draft?.[kind];
@@ -67,17 +68,32 @@ export function draw(svg, answer) {
   svg.setAttribute("aria-label", summary(shown));
 }
 
-// A handful of round numbers of milliseconds.
+// Round numbers, as many as have room. A label that would be cut off is left out.
 function axis(svg, from, to, x, width) {
-  const rough = (to - from) / Math.max(2, Math.floor((width - LEFT) / 55));
+  const wide = measure(svg, words(to, (to - from) / 20, to >= 10)) + 8;
+  const rough = (wide * (to - from)) / (width - LEFT);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((n) => n * power).find((size) => size >= rough);
   svg.append(node("path", { class: "axis", d: `M${LEFT} ${AXIS}H${width}` }));
-  for (let at = Math.ceil(from / step) * step; at <= to && x(at) < width - 24; at += step) {
-    const words = step >= 1 ? `${at.toFixed(0)} s` : `${+(at * 1000).toPrecision(6)} ms`;
-    svg.append(node("path", { class: "axis", d: `M${x(at)} ${AXIS}v4` }));
-    svg.append(node("text", { class: "tick", x: x(at), y: AXIS + 16 }, words));
+  for (let n = Math.ceil(from / step); n * step <= to; n++) {
+    const at = x(n * step), label = words(n * step, step, to >= 10);
+    svg.append(node("path", { class: "axis", d: `M${at} ${AXIS}v4` }));
+    if (at + measure(svg, label) / 2 > width) continue;
+    svg.append(node("text", { class: "tick", x: at, y: AXIS + 16 }, label));
   }
+}
+
+// A time, to the digit that tells it from one a step later.
+function words(time, step, isLong) {
+  const digits = (size) => Math.max(0, Math.ceil(-Math.log10(size) - 1e-9));
+  return isLong ? `${time.toFixed(digits(step))} s` : `${(1000 * time).toFixed(digits(1000 * step))} ms`;
+}
+
+function measure(svg, text) {
+  const label = svg.appendChild(node("text", { class: "tick" }, text));
+  const found = label.getComputedTextLength();
+  label.remove();
+  return found;
 }
 
 // The strip in words.

@@ -5,6 +5,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Request, expect
 
+Json = dict[str, Any]
+
 PATIENCE = 30_000  # milliseconds: longer than anything takes, however busy the machine is
 CHAT = "/v1/chat/completions"
 NONE = "\u2013"  # a figure that there is not
@@ -73,3 +75,35 @@ def bodies(page: Page) -> list[dict[str, Any]]:
 
     page.on("request", see)
     return found
+
+
+def as_tokens(page: Page) -> None:
+    """Show the tokens as they are, in place of the text that Markdown makes of them."""
+    page.get_by_role("radio", name="Tokens").check()
+
+
+def round_of(*tokens: tuple[str, str], number: int = 1, **fields: Any) -> Json:
+    """A round that gave these tokens, of text and origin."""
+    told = [{"id": at, "text": text, "origin": origin} for at, (text, origin) in enumerate(tokens)]
+    drafted = [{"id": one["id"], "text": one["text"]} for one in told if one["origin"] != "target"]
+    start = number / 10
+    base = {"round": number, "drafted": drafted, "accepted": len(drafted), "source": tokens[0][1], "hit": False}
+    return {**base, "verify": [start, start + 0.1], "draft": None, "tokens": told, **fields}
+
+
+def chunk(*rounds: Json, finish: str | None = None, **delta: Any) -> Json:
+    """A chunk of a stream."""
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish, "speculation": list(rounds)}]}
+
+
+def answer_with(page: Page, *chunks: Json) -> None:
+    """A server that says this, whatever it is asked: no tiny model says it by itself."""
+    body = "".join(f"data: {json.dumps(one)}\n\n" for one in chunks) + "data: [DONE]\n\n"
+    page.route(f"**{CHAT}", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+
+
+def say(page: Page, text: str) -> Locator:
+    """The answer of a server that says this in one round."""
+    answer_with(page, chunk(round_of((text, "draft")), finish="stop", content=text))
+    ask(page, "say it")
+    return finished(page)

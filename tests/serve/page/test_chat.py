@@ -4,11 +4,11 @@ import json
 import re
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Route, expect
 
 from saguaro import LLM
 from tests.serve.http.driver import Gate, Running, running
-from tests.serve.page.driver import CHAT, NONE, Pages, ask, bodies, finished, origins, settle
+from tests.serve.page.driver import CHAT, NONE, Pages, as_tokens, ask, bodies, finished, origins, say, settle
 
 pytestmark = pytest.mark.browser
 
@@ -41,13 +41,14 @@ def test_marked_tokens_come_before_the_answer_has_ended(
 
 def test_the_text_is_what_the_server_says(server: Running, pages: Pages) -> None:
     page = pages.open(server.url)
+    as_tokens(page)
     settle(page)
     ask(page, "the end")
     said = server.chat("the end", temperature=0, max_tokens=100)["choices"][0]["message"]["content"]
     assert finished(page).text_content() == said
 
 
-@pytest.mark.parametrize("how", ["button", "Escape", "Clear"])
+@pytest.mark.parametrize("how", ["button", "Escape", "New chat"])
 def test_stop(llm: LLM, pages: Pages, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     gate = Gate(llm, monkeypatch)
     with running(llm) as server:
@@ -60,24 +61,25 @@ def test_stop(llm: LLM, pages: Pages, monkeypatch: pytest.MonkeyPatch, how: str)
         if how == "Escape":
             page.keyboard.press("Escape")
         else:
-            page.get_by_role("button", name="Clear" if how == "Clear" else "Stop").click()
+            page.get_by_role("button", name="New chat" if how == "New chat" else "Stop").click()
         finished(page)
         while server.front.n_rows:  # the server notices that nobody listens
             server.client.get("/version")
         gate.open()
-        if how != "Clear":
+        if how != "New chat":
             expect(page.locator(".foot")).to_contain_text("stopped")
-        expect(page.locator(".answer")).to_have_count(0 if how == "Clear" else 1)
+        expect(page.locator(".answer")).to_have_count(0 if how == "New chat" else 1)
         expect(page.get_by_label("Message")).to_be_focused()
         ask(page, "go on")
         finished(page)
         roles = [message["role"] for message in asked[-1]["messages"]]
-        assert roles == (["user"] if how == "Clear" else ["user", "assistant", "user"])
+        assert roles == (["user"] if how == "New chat" else ["user", "assistant", "user"])
         page.close()
 
 
 def test_history_system_prompt_and_settings_are_sent(server: Running, pages: Pages) -> None:
     page = pages.open(server.url)
+    as_tokens(page)
     asked = bodies(page)
     settle(page, System_prompt="be brief", Max_tokens="9", Temperature="0.5", Seed="3")
     ask(page, "one")
@@ -174,22 +176,12 @@ EVIL = "<img src=x onerror=\"document.title='taken'\"><b>bold</b> & <script>1</s
 def test_what_looks_like_html_is_text(server: Running, pages: Pages) -> None:
     page = pages.open(server.url)
     settle(page)
-    _answer_with(page, EVIL)
+    say(page, EVIL)
     ask(page, EVIL)
-    expect(page.locator(".user")).to_have_text(EVIL)
+    expect(page.locator(".user").last).to_have_text(EVIL)
     assert finished(page).text_content() == EVIL
     assert page.locator("#log img, #log b:not(#welcome b), #log script").count() == 0
     page.locator(".round").first.hover()
     expect(page.locator("#round")).to_contain_text(EVIL)
     assert page.locator("#round *").count() == 0
     assert page.title() == "Saguaro"
-
-
-def _answer_with(page: Page, text: str) -> None:
-    """A server that says this, in one round: no model says it by itself."""
-    tokens = [{"id": 1, "text": text}]
-    round_ = {"round": 1, "drafted": tokens, "accepted": 1, "source": "draft", "hit": False, "verify": [0, 0.1]}
-    round_ |= {"draft": None, "tokens": [{**tokens[0], "origin": "draft"}]}
-    choice = {"index": 0, "delta": {"content": text}, "finish_reason": "stop", "speculation": [round_]}
-    body = f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n"
-    page.route(f"**{CHAT}", lambda route: route.fulfill(body=body, content_type="text/event-stream"))

@@ -27,7 +27,7 @@ def test_an_answer_and_the_same_side_by_side(default_folder: Path, pages: Pages)
         expect(page.locator(".token.cache")).not_to_have_count(0)
         text = finished(page).text_content()
         assert "cact" in (text or "").lower()
-        page.get_by_role("button", name="Clear").click()
+        page.get_by_role("button", name="New chat").click()
         ask(page, PROMPT, "Side by side")
         expect(page.locator(".verdict.good")).to_contain_text("✓ identical output: 24 tokens", timeout=120_000)
         assert page.locator(".trio .answer").all_text_contents() == [text] * 3
