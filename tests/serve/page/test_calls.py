@@ -1,12 +1,14 @@
 """Reasoning and tool calls on the page, and what the user answers to them."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.serve.http.driver import Running
+from saguaro.model.tiny import write_tiny
+from tests.serve.http.driver import Running, running, tiny_llm
 from tests.serve.page.driver import CHAT, Pages, answer_with, as_tokens, ask, bodies, chunk, finished, round_of, settle
 
 pytestmark = pytest.mark.browser
@@ -79,6 +81,43 @@ def test_calls_are_shown_and_their_results_sent(server: Running, pages: Pages) -
     expect(page.locator(".results")).to_have_count(0)
     as_tokens(page)
     assert page.locator(".answer").first.text_content() == "".join(RAW), "tokens show what the model wrote"
+
+
+PICK = {
+    "type": "object",
+    "properties": {"n": {"enum": ["one", "two"]}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+
+
+def test_a_call_that_the_server_enforces(tmp_path: Path, pages: Pages) -> None:
+    """A random model calls only because it must; the page leaves that choice to the server."""
+    folder = write_tiny(tmp_path, "llama", num_hidden_layers=4, max_position_embeddings=2048)
+    choices = ["required", "none"]
+
+    def meddle(route: Route) -> None:
+        body = {**(route.request.post_data_json or {}), "tool_choice": choices.pop(0), "parallel_tool_calls": False}
+        route.continue_(post_data=json.dumps(body))
+
+    with running(tiny_llm(folder, kv_memory="16MiB")) as server:
+        page = pages.open(server.url)
+        page.route(f"**{CHAT}", meddle)
+        settle(page, Max_tokens="")
+        page.get_by_text("Tools", exact=True).click()
+        page.locator("#tools").fill(
+            json.dumps([{"type": "function", "function": {"name": "pick", "parameters": PICK}}])
+        )
+        ask(page, "pick one")
+        box = finished(page).get_by_role("region", name="Tool call pick")
+        assert json.loads(box.locator("code").text_content() or "")["n"] in ("one", "two")
+        settle(page, Max_tokens="5")
+        page.get_by_label("Result of pick").fill("done")
+        page.get_by_role("button", name="Send result").click()
+        expect(page.locator(".foot")).to_have_count(2)
+        expect(finished(page)).not_to_be_empty()
+        expect(page.get_by_role("alert")).to_be_hidden()
+        page.close()
 
 
 def test_calls_without_results_do_not_end_the_conversation(server: Running, pages: Pages) -> None:
