@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saguaro.model.token_bytes import byte_letters
+
 EOS = "<|end|>"
 EOS_ID = 256  # tokens 0..255 are the bytes themselves
 MERGES = (
@@ -82,18 +84,6 @@ def tiny_tokenizer(n_vocab: int = 288) -> Any:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=EOS, chat_template=CHAT_TEMPLATE)
-
-
-def byte_letters() -> list[str]:
-    """The letter that byte-level tokenizers write for each byte.
-
-    >>> letters = byte_letters()
-    >>> letters[ord("a")], letters[ord(" ")]
-    ('a', 'Ġ')
-    """
-    kept = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    moved = [byte for byte in range(256) if byte not in kept]
-    return [chr(byte) if byte in kept else chr(256 + moved.index(byte)) for byte in range(256)]
 
 
 def _spell(text: str) -> str:

@@ -13,6 +13,7 @@ from saguaro.model.files import is_there, neighbour, read_json, shortened
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.gguf_tokenizer import build_tokenizer, token_text
 from saguaro.model.specials import Specials
+from saguaro.model.token_bytes import TokenBytes
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ class Tokenizer:
         self.spelling: dict[int, str] = {token: text for text, token in inner.get_vocab().items()}
         self.n_vocab: int = max(self.spelling) + 1  # ids the tokenizer can make or read
         self.eos_id: int | None = inner.eos_token_id
+        self.bytes = TokenBytes(inner, self.spelling)
         self._backend = getattr(inner, "backend_tokenizer", None)  # which decodes in a fifth of the time
         self._specials = Specials(self._backend) if self._backend is not None else None
 

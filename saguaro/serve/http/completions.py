@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from saguaro.serve.http.answer import Choice, Question, read, respond
 from saguaro.serve.http.checks import check_asking
-from saguaro.serve.http.logprobs import completion_logprobs, prompt_logprobs
+from saguaro.serve.http.logprobs import completion_logprobs, n_characters, prompt_logprobs
 from saguaro.serve.http.protocol import CompletionRequest
 from saguaro.serve.http.service import Service
 from saguaro.serve.results import Completion, Delta, Result
@@ -44,7 +44,8 @@ class CompletionShape:
         if self._body.logprobs is not None:
             scored = delta.prompt_logprobs if is_first and self._body.echo else None
             logprobs = self._logprobs(at, scored, delta.logprobs, self._offset[at])
-            self._offset[at] += sum(map(len, logprobs["tokens"]))
+            echoed = self._prompts[at // self._n] if scored is not None else []
+            self._offset[at] += n_characters(self._tokenizer, [*echoed, *delta.token_ids])
         choice: Choice = {"text": echo + delta.text, "logprobs": logprobs, "finish_reason": delta.finish_reason}
         if is_first and self._body.return_token_ids:
             choice["prompt_token_ids"] = self._prompts[at // self._n]

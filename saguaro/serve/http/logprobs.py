@@ -1,9 +1,10 @@
 """Log-probabilities as the chat and the completions API word them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from saguaro.model.token_bytes import n_begun, spell
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.types import TokenLogprobs
 
@@ -21,18 +22,14 @@ def chat_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs]) -> dict[
 
 def completion_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs], offset: int = 0) -> dict[str, Any]:
     """`logprobs` of a completion's choice, whose text begins at this character of the output."""
-    tokens = [_text(tokenizer, one.token) for one in found]
     offsets = [offset]
-    for token in tokens[:-1]:
-        offsets.append(offsets[-1] + len(token))
+    for one in found:
+        offsets.append(offsets[-1] + n_characters(tokenizer, [one.token]))
     return {
-        "tokens": tokens,
+        "tokens": [spell(tokenizer.bytes.of(one.token)) for one in found],
         "token_logprobs": [_finite(one.logprob) for one in found],
-        "top_logprobs": [
-            {_text(tokenizer, token): _finite(value) for token, value in ((one.token, one.logprob), *one.top)}
-            for one in found
-        ],
-        "text_offset": offsets[: len(tokens)],
+        "top_logprobs": [_by_text(tokenizer, one) for one in found],
+        "text_offset": offsets[:-1],
     }
 
 
@@ -45,18 +42,28 @@ def _ranked(tokenizer: Tokenizer, one: TokenLogprobs) -> dict[str, Any]:
     ranked = [(one.token, one.logprob, one.rank)]
     ranked += [(token, logprob, rank) for rank, (token, logprob) in enumerate(one.top, 1) if token != one.token]
     return {
-        str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": _text(tokenizer, token)}
+        str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": spell(tokenizer.bytes.of(token))}
         for token, logprob, rank in ranked
     }
 
 
+def n_characters(tokenizer: Tokenizer, tokens: Iterable[int]) -> int:
+    """How many characters of the text begin in these tokens."""
+    return sum(n_begun(tokenizer.bytes.of(token)) for token in tokens)
+
+
+def _by_text(tokenizer: Tokenizer, one: TokenLogprobs) -> dict[str, float]:
+    """The token and its alternatives. Of two that read the same, the second is written as its id: none is lost."""
+    found: dict[str, float] = {}
+    for token, logprob in dict(((one.token, one.logprob), *one.top)).items():
+        text = spell(tokenizer.bytes.of(token))
+        found[text if text not in found else f"token_id:{token}"] = _finite(logprob)
+    return found
+
+
 def _entry(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
-    text = _text(tokenizer, token)
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
-
-
-def _text(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.decode([token], special=True)
+    raw = tokenizer.bytes.of(token)
+    return {"token": spell(raw), "logprob": _finite(logprob), "bytes": list(raw)}
 
 
 def _finite(logprob: float) -> float:

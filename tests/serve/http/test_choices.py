@@ -8,8 +8,11 @@ from saguaro import LLM
 from tests.serve.http.driver import Running, running
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
-X = {"logit_bias": {"120": 100}, "ignore_eos": True}  # every token is an x
-BROKEN = {"logit_bias": {"226": 100}, "ignore_eos": True}  # every token begins a character that is never complete
+X: dict[str, Any] = {"logit_bias": {"120": 100}, "ignore_eos": True}  # every token is an x
+BROKEN: dict[str, Any] = {
+    "logit_bias": {"226": 100},
+    "ignore_eos": True,
+}  # every token begins a character that is never complete
 
 
 def ended(server: Running, stream: bool, path: str = TEXT, **body: Any) -> tuple[str, str, Any, int]:
@@ -109,7 +112,8 @@ def test_cached_tokens_are_those_of_the_prompts_however_many_outputs(llm: LLM) -
 def test_the_reason_is_the_same_with_and_without_speculation(server: Running) -> None:
     """Several tokens come at once when speculated ones are accepted: the stop string ends among them or with them."""
     for n_max in range(1, 9):
-        for off in ({}, {"speculation": False}):
+        offs: list[dict[str, Any]] = [{}, {"speculation": False}]
+        for off in offs:
             found = ended(server, False, **X, **off, max_tokens=n_max, stop="xxxxx")
             expected = ("x" * n_max, "length", None, n_max) if n_max < 5 else ("", "stop", "xxxxx", 5)
             assert found == expected, (n_max, off)
