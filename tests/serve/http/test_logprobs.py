@@ -34,7 +34,7 @@ def test_alternatives_do_not_collide(server: Running) -> None:
     (choice,) = server.complete("the", temperature=0, max_tokens=1, logprobs=20, logit_bias=LIKELY)["choices"]
     (found,) = choice["logprobs"]["top_logprobs"]
     assert len(found) == 20
-    assert all(key.startswith("bytes:\\x") for key in found)
+    assert sum(key.startswith("bytes:\\x") for key in found) >= 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
