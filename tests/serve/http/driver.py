@@ -96,7 +96,10 @@ def read_events(answer: Response) -> Iterator[Any]:
 
 
 class Gate:
-    """Holds the engine's steps back until it is opened, and tells when one wants to begin."""
+    """Holds the engine's steps back until it is opened, or left, and tells when one wants to begin.
+
+    Entered after a pool of clients, it is open before the pool is waited for, so that a test that fails does not hang.
+    """
 
     def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         self._steps, self._wanted = threading.Semaphore(0), threading.Semaphore(0)
@@ -110,6 +113,12 @@ class Gate:
             return step()
 
         monkeypatch.setattr(llm.engine, "step", held)
+
+    def __enter__(self) -> "Gate":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open()
 
     def let(self, n: int = 1) -> None:
         """Let so many steps be played."""
@@ -156,7 +165,9 @@ def running(
     engine = llm.engine
     engine.pool.check(engine.scheduler.tables())
     assert engine.pool.n_free == engine.pool.n_pages, "pages are held by nobody"
-    assert (service.front.n_rows, engine._jobs, engine._by_request) == (0, {}, {})
+    front = service.front
+    assert (front.n_rows, front._tickets, engine._jobs, engine._by_request) == (0, {}, {}, {})
+    assert front.failure or (front._works, front._jobs) == ({}, {}), "the front has not forgotten who left"
 
 
 def tiny_llm(folder: Path, **settings: Any) -> LLM:
