@@ -89,7 +89,7 @@ class Outcome:
     slots: Tensor  # [B] int64: the rows that got a token this round
     length: Tensor  # [B] int64: how many speculated tokens were verified
     n_accepted: Tensor  # [B] int64, 0..length
-    bonus: Tensor  # [B] int64
+    bonus: Tensor  # [B] int64; BROKEN (saguaro.algo.verification): none, the target's logits are not finite
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # per row, for the accepted tokens and the bonus; or empty
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # per row of the batch, those wanted; or empty
 

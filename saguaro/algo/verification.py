@@ -11,6 +11,17 @@ the token was drawn from; for a token that was not drawn, q is one-hot.
 import torch
 from torch import Tensor
 
+BROKEN = -1  # in place of the target's token, where the logits it would be chosen by are not finite
+
+
+def is_broken(logits: Tensor) -> Tensor:  # [..., V] -> [...] bool
+    """Whether no token can be chosen: a logit is NaN or +inf. A token that cannot be said has -inf.
+
+    >>> is_broken(torch.tensor([[0.0, float("-inf")], [0.0, float("inf")], [float("nan"), 0.0]]))
+    tensor([False,  True,  True])
+    """
+    return ~(logits.amax(-1) < float("inf"))
+
 
 def accept(
     targets: Tensor,  # [B, K+1] int64: the target's own token after each accepted prefix
@@ -18,6 +29,8 @@ def accept(
     length: Tensor,  # [B] int64: how many of the K are real
 ) -> tuple[Tensor, Tensor]:  # n_accepted [B], bonus [B]
     """Shared noise: accept the longest prefix equal to the target's tokens; the bonus is the target's token after it.
+
+    BROKEN equals no token: what comes before it is accepted, and it is the bonus.
 
     >>> accept(torch.tensor([[5, 6, 7], [5, 6, 7]]), torch.tensor([[5, 9], [5, 6]]), torch.tensor([2, 2]))
     (tensor([1, 2]), tensor([6, 7]))

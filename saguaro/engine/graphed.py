@@ -37,7 +37,7 @@ class GraphPending:
 
     slots: list[int]
     length: list[int]
-    result: Mirror  # [rows, 2]: n_accepted, bonus
+    result: Mirror  # [rows, 2]: n_accepted, bonus, which may be BROKEN
     began: Moment
     done: Moment
 

@@ -37,6 +37,7 @@ class Request:
     n_preempted: int = 0
     n_rounds: int = 0  # that gave it tokens
     finish_reason: FinishReason | None = None
+    failure: str | None = None  # why it ended with "error", in words for its caller
     first_token_at: float | None = None
     finished_at: float | None = None
 
@@ -95,7 +96,7 @@ class Request:
         ended = self.grammar is not None and self.n_output > 0 and self.tokens[-1] in self.eos_ids
         return ended and self.grammar is not None and not self.grammar.accepts(self.output[:-1])
 
-    def finish(self, reason: FinishReason) -> None:
-        """No more tokens will come."""
-        self.finish_reason = reason
+    def finish(self, reason: FinishReason, failure: str | None = None) -> None:
+        """No more tokens will come; a failure says why, where the reason is "error"."""
+        self.finish_reason, self.failure = reason, failure
         self.finished_at = time.perf_counter()

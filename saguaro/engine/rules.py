@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from saguaro.algo import sampling
-from saguaro.algo.verification import accept, acceptance, reject
+from saguaro.algo.verification import BROKEN, accept, acceptance, is_broken, reject
 from saguaro.engine.sampler import Place, Sampler, rules
 from saguaro.types import Speculation
 
@@ -23,7 +23,7 @@ class Rule(Protocol):
     def __call__(
         self, logits: Tensor, places: Sequence[Place], spec: Speculation
     ) -> tuple[Tensor, Tensor]:  # [L, V] -> n_accepted [B], bonus [B]
-        """Decide a step; spec has B >= 1 rows."""
+        """Decide a step; spec has B >= 1 rows. The bonus is BROKEN where logits are not finite."""
 
 
 class SharedNoise:
@@ -49,6 +49,7 @@ class Rejection:
         """See Rule."""
         device, n_known = logits.device, self._sampler.n_known
         each = rules(places, device)
+        broken = _by_row(is_broken(logits[:, :n_known]), spec)  # [B, K+1]
         p = _by_row(sampling.probabilities(self._sampler.shape(logits, places), each)[:, :n_known], spec)
         width = p.shape[1] - 1
         tokens, length = spec.tokens[:, :width].to(device), spec.length.to(device)
@@ -58,8 +59,9 @@ class Rejection:
         positions = first + torch.arange(width, device=device)
         chance = acceptance(p[:, :width], q, tokens)  # [B, K]
         stands = sampling.flip(chance.flatten(), seeds.expand_as(positions).flatten(), positions.flatten())
-        n_accepted, law = reject(p, q, length, stands.view_as(chance))
-        return n_accepted, sampling.pick(law.log(), seeds[:, 0], first[:, 0] + n_accepted)
+        n_accepted, law = reject(p, q, length, stands.view_as(chance) & ~broken[:, :width])
+        bonus = sampling.pick(law.log(), seeds[:, 0], first[:, 0] + n_accepted)
+        return n_accepted, bonus.masked_fill_(broken.gather(1, n_accepted[:, None])[:, 0], BROKEN)
 
 
 def _by_row(flat: Tensor, spec: Speculation) -> Tensor:  # [L, ...] -> [B, K+1, ...]

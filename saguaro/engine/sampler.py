@@ -12,6 +12,7 @@ from torch import Tensor
 
 from saguaro.algo import sampling
 from saguaro.algo.sampling import NEVER, Rules, choose, penalise
+from saguaro.algo.verification import BROKEN, is_broken
 from saguaro.config import SamplingParams
 from saguaro.engine.grammar import forbid
 from saguaro.engine.request import Request
@@ -31,15 +32,18 @@ class Sampler:
         self._kernel = kernel
 
     def __call__(self, logits: Tensor, places: Sequence[Place]) -> Tensor:  # [L, V] -> [L] int64
-        """The target's token at every place. Who chooses depends on the request alone, never on its neighbours."""
+        """The target's token at every place, BROKEN where logits are not finite. Who chooses depends on the request
+        alone, never on its neighbours."""
         each = rules(places, logits.device)
         if self._kernel is None or logits.dtype != torch.float32:
-            return choose(self.shape(logits, places), each)
-        tokens = self._kernel(logits, each.temperature, each.seeds, each.positions, self.n_known, 1)[0][:, 0]
+            broken = is_broken(logits[:, : self.n_known])
+            return choose(self.shape(logits, places), each).masked_fill_(broken, BROKEN)
+        ranked, scores = self._kernel(logits, each.temperature, each.seeds, each.positions, self.n_known, 1)
+        tokens = ranked[:, 0]
         at, odd = _odd(places, logits.device)
         if odd:
             tokens[at] = choose(self.shape(logits[at], odd), each.select(at))
-        return tokens
+        return tokens.masked_fill_(scores[:, 0].isnan(), BROKEN)
 
     def rank(self, logits: Tensor, places: Sequence[Place], n: int) -> tuple[Tensor, Tensor]:  # [L, V] -> [L, n] twice
         """The n likeliest to be the target's token at every place, best first, and their scores; logits may change."""

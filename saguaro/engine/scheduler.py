@@ -16,11 +16,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from saguaro.algo.verification import BROKEN
 from saguaro.engine.pace import UNBOUND, Pace, Patience, Work
 from saguaro.engine.pages import PagePool, PageTable
 from saguaro.engine.request import Request
 from saguaro.errors import CapacityError, EmptyPrompt, PromptTooLong, SaguaroError
 from saguaro.types import EMPTY, SOURCES, FinishReason, Joined, Outcome, Speculation, TokenLogprobs
+
+NOT_FINITE = (
+    "the model's logits are not finite, so no token can be chosen; its weights are damaged or overflow in this dtype: "
+    "download the model again, or use another dtype"
+)
 
 
 @dataclass(frozen=True)
@@ -169,9 +175,12 @@ class Scheduler:
                 n_accepted = accepted[index]
                 request.n_rounds += 1
                 request.n_computed += n_accepted
-                new = [*drafted[index][:n_accepted], bonus[index]]
+                is_broken = bonus[index] == BROKEN
+                new = [*drafted[index][:n_accepted], *([] if is_broken else [bonus[index]])]
                 logprobs = outcome.logprobs[index] if outcome.logprobs else ()
                 new = self._append(request, new)
+                if is_broken and request.finish_reason is None:
+                    request.finish("error", NOT_FINITE)
                 request.logprobs.extend(logprobs[: len(new)])
                 source, proposed = SOURCES[sources[index]], drafted[index][: length[index]]
                 facts = (row.lookahead, length[index], n_accepted, source)
@@ -206,7 +215,8 @@ class Scheduler:
     def _append(self, request: Request, new: list[int]) -> list[int]:
         """Add tokens until one ends the output; the tokens added."""
         limit = self._limit(request)
-        request.first_token_at = request.first_token_at or time.perf_counter()
+        if new:
+            request.first_token_at = request.first_token_at or time.perf_counter()
         for count, token in enumerate(new, 1):
             request.tokens.append(token)
             if token in request.stop_ids:

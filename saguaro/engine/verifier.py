@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from saguaro.algo.verification import BROKEN
 from saguaro.engine.layout import Layout, Segment, flatten
 from saguaro.engine.rules import Rule
 from saguaro.engine.runner import Runner
@@ -67,8 +68,9 @@ class EagerPending:
         found: list[tuple[TokenLogprobs, ...]] = []
         first = 0
         for row, tokens, k, last in zip(self.batch.sampling, self.drafted, n_accepted, bonus, strict=True):
-            n_top, here = row.request.params.logprobs, self.raw[first : first + k + 1]
-            emitted = torch.tensor([*tokens[:k], last], device=here.device)
+            written = tokens[:k] if last == BROKEN else [*tokens[:k], last]
+            n_top, here = row.request.params.logprobs, self.raw[first : first + len(written)]
+            emitted = torch.tensor(written, dtype=torch.int64, device=here.device)
             found.append(() if n_top is None else logprobs(here, emitted, n_top))
             first += len(tokens) + 1
         return tuple(found)

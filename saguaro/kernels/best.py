@@ -28,7 +28,10 @@ def rank(
     n_known: int,  # columns that are tokens; what the others hold does not matter
     n: int,
 ) -> tuple[Tensor, Tensor]:  # tokens [L, n] int64, scores [L, n] float32
-    """The n best tokens of every row, best first, and their scores, counted from the best logit."""
+    """The n best tokens of every row, best first, and their scores, counted from the best logit.
+
+    Of a row with a NaN or +inf among its logits all scores are NaN, and the tokens mean nothing.
+    """
     n_rows = len(logits)
     assert logits.dtype == torch.float32, logits.dtype
     assert logits.stride(1) == 1, logits.stride()

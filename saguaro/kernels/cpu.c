@@ -584,7 +584,7 @@ static void rank_warm(const float *x, int n_known, float top, float temperature,
 
 /* The n best tokens of each row of logits [row][stride], of which n_known are tokens, and their scores, best first:
    (logit - best logit) / temperature + noise, or without either at temperature 0. Of ties the lower token comes first;
-   tokens that cannot be said come last. */
+   tokens that cannot be said come last. Of a row with a logit that is no number, or +infinite, all scores are NaN. */
 void rank(const float *logits, int stride, int n_rows, int n_known, const float *temperatures, const int64_t *seeds,
           const int64_t *positions, int domain, int n, int64_t *tokens, float *scores) {
 #pragma omp parallel for
@@ -593,7 +593,15 @@ void rank(const float *logits, int stride, int n_rows, int n_known, const float 
         best found = {scores + (size_t)row * n, tokens + (size_t)row * n, n};
         for (int i = 0; i < n; i++) found.scores[i] = -INFINITY, found.tokens[i] = i;
         float top = -INFINITY;
-        for (int token = 0; token < n_known; token++) top = x[token] > top ? x[token] : top;
+        int is_odd = 0;
+        for (int token = 0; token < n_known; token++) {
+            top = x[token] > top ? x[token] : top;
+            is_odd |= !(x[token] <= FLT_MAX);
+        }
+        if (is_odd) {
+            for (int i = 0; i < n; i++) found.scores[i] = NAN;
+            continue;
+        }
         if (temperatures[row] > 0.0f) {
             rank_warm(x, n_known, top, temperatures[row], (uint64_t)seeds[row], (uint32_t)positions[row], domain, &found);
             fill_up(&found);

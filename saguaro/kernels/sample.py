@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from saguaro import rng
+from saguaro.algo.verification import BROKEN
 from saguaro.kernels.launch import early, follow
 
 BLOCK = 1024  # tokens of one program
@@ -31,6 +32,8 @@ WINDOW = 2048  # tokens that are sorted in the end, or a few more
 PER_COUNTER = tl.constexpr(4)  # tokens whose noise one counter makes
 NOTHING = tl.constexpr(-(2**63))  # less than any key
 DOMAIN = tl.constexpr(rng.DOMAIN)
+ODD = tl.constexpr(0x7FFFFFFF)  # more than any ordered score, and the bits of a NaN
+NO_TOKEN = tl.constexpr(BROKEN)
 
 
 def choose(
@@ -40,13 +43,17 @@ def choose(
     positions: Tensor,  # [L] int64, of the token to come
     n_known: int,  # columns that are tokens; what the others hold does not matter
 ) -> Tensor:  # [L] int64
-    """Every row's token: argmax(logits / temperature + noise), plain argmax at temperature 0; of ties the lowest."""
-    return rank(logits, temperature, seeds, positions, n_known, 1)[0][:, 0]
+    """Every row's token: argmax(logits / temperature + noise), plain argmax at temperature 0; of ties the lowest.
+
+    BROKEN for a row with a NaN or +inf among its logits.
+    """
+    return rank(logits, temperature, seeds, positions, n_known, 1, _marks=True)[0][:, 0]
 
 
 def choose_plain(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, n_known: int) -> Tensor:
     """choose in plain torch."""
-    return _scores_plain(logits, temperature, seeds, positions, n_known).argmax(-1)
+    scores = _scores_plain(logits, temperature, seeds, positions, n_known)
+    return scores.argmax(-1).masked_fill(scores.isnan().any(-1), BROKEN)
 
 
 def rank(
@@ -58,8 +65,12 @@ def rank(
     n: int,
     *,
     _block: int = BLOCK,
+    _marks: bool = False,  # the token of a NaN score is BROKEN
 ) -> tuple[Tensor, Tensor]:  # tokens [L, n] int64, scores [L, n] float32
-    """The n best tokens of every row and their scores, best first: the first is `choose`'s."""
+    """The n best tokens of every row and their scores, best first: the first is `choose`'s.
+
+    A logit that is NaN or +inf has the score NaN and comes before all others.
+    """
     n_rows = len(logits)
     temperature, seeds, positions = (x.contiguous() for x in (temperature, seeds, positions))
     assert logits.dtype == temperature.dtype == torch.float32, (logits.dtype, temperature.dtype)
@@ -80,7 +91,7 @@ def rank(
     n_keys = width if n == 1 else max(width, n_pad * group)  # one program's
     _row_kernel[(n_rows,)](
         *given, tokens, scores, n_known, n_groups, logits.stride(0),
-        N=n, N_PAD=n_pad, GROUP=group, WIDTH=width, num_warps=min(16, max(1, n_keys // 256)), **launch,
+        N=n, N_PAD=n_pad, GROUP=group, WIDTH=width, MARKS=_marks, num_warps=min(16, max(1, n_keys // 256)), **launch,
     )  # fmt: skip
     return tokens, scores
 
@@ -105,7 +116,7 @@ def rank_plain(
 def _scores_plain(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, n_known: int) -> Tensor:
     logits, is_warm = logits[:, :n_known], temperature[:, None] > 0
     warm = logits / torch.where(is_warm, temperature[:, None], 1.0) + rng.gumbel_all(seeds, positions, n_known)
-    return torch.where(is_warm, warm, logits)
+    return torch.where(is_warm, warm, logits).masked_fill(~(logits < float("inf")), float("nan"))
 
 
 @triton.jit
@@ -143,10 +154,11 @@ def _warm(scores, heat, seed, position, groups):
 
 
 @triton.jit
-def _keys(scores, tokens):
-    """float32 and int32 -> int64 that sorts by score, then by token downwards."""
+def _keys(logits, scores, tokens):
+    """float32, float32 and int32 -> int64 that sorts by score, then by token downwards; a NaN or +inf logit first."""
     bits = (scores + 0.0).to(tl.int32, bitcast=True)  # -0 becomes +0, so that the two tie
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    ordered = tl.where(logits < float("inf"), ordered, ODD)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - tokens).to(tl.int64)
 
 
@@ -162,27 +174,32 @@ def _block_kernel(
     token = groups[:, None] * GROUP + tl.arange(0, GROUP)[None]
     follow(EARLY)
     # Masked at the row's end, a rounder number than n_known, a thread's four neighbours are one load.
-    scores = tl.load(logits + row * stride + token, mask=token < n_columns, other=0.0)
+    given = tl.load(logits + row * stride + token, mask=token < n_columns, other=0.0)
+    scores = given
     heat = tl.load(temperature + row)
     if heat > 0:
-        scores = _warm(scores, heat, tl.load(seeds + row), tl.load(positions + row), groups)
-    keys = tl.where(token < n_known, _keys(scores, token), NOTHING)
+        scores = _warm(given, heat, tl.load(seeds + row), tl.load(positions + row), groups)
+    keys = tl.where(token < n_known, _keys(given, scores, token), NOTHING)
     tl.store(best + row * tl.num_programs(0) * N + groups, tl.max(keys, axis=1))
 
 
 @triton.jit
-def _store_key(key, token, score):
+def _store_key(key, token, score, MARKS: tl.constexpr):
     """_keys, undone."""
     ordered = (key >> 32).to(tl.int32)
     bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
-    tl.store(token, 0x7FFFFFFF - (key & 0x7FFFFFFF))
+    chosen = 0x7FFFFFFF - (key & 0x7FFFFFFF)
+    if MARKS:
+        chosen = tl.where(ordered == ODD, NO_TOKEN, chosen)
+    tl.store(token, chosen)
     tl.store(score, bits.to(tl.float32, bitcast=True))
 
 
 @triton.jit
 def _row_kernel(
     logits, temperature, seeds, positions, best, tokens, scores, n_known, n_groups, stride,
-    N: tl.constexpr, N_PAD: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
+    N: tl.constexpr, N_PAD: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, MARKS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: the N best keys of one row."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
@@ -198,13 +215,14 @@ def _row_kernel(
                 last = tl.max(tl.where(keys < last, keys, NOTHING), axis=0)
         token = groups[:, None] * GROUP + tl.arange(0, GROUP)[None]
         is_known = (groups >= 0)[:, None] & (token < n_known)
-        found = tl.load(logits + row * stride + token, mask=is_known, other=0.0)
+        given = tl.load(logits + row * stride + token, mask=is_known, other=0.0)
+        found = given
         heat = tl.load(temperature + row)
         if heat > 0:
-            found = _warm(found, heat, tl.load(seeds + row), tl.load(positions + row), groups)
-        keys = tl.reshape(tl.where(is_known, _keys(found, token), NOTHING), (N_PAD * GROUP,))
+            found = _warm(given, heat, tl.load(seeds + row), tl.load(positions + row), groups)
+        keys = tl.reshape(tl.where(is_known, _keys(given, found, token), NOTHING), (N_PAD * GROUP,))
         last = tl.max(keys, axis=0)
-    _store_key(last, tokens + row * N, scores + row * N)
+    _store_key(last, tokens + row * N, scores + row * N, MARKS)
     for i in range(1, N):
         last = tl.max(tl.where(keys < last, keys, NOTHING), axis=0)
-        _store_key(last, tokens + row * N + i, scores + row * N + i)
+        _store_key(last, tokens + row * N + i, scores + row * N + i, MARKS)

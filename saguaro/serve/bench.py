@@ -28,6 +28,7 @@ from saguaro.serve.metrics import OutputFile
 from saguaro.serve.peer import LLAMA, LlamaCpp, Peer, check_peer, gguf_of
 from saguaro.serve.progress import progress_bar
 from saguaro.serve.prompts import read_prompts
+from saguaro.serve.results import raise_failure
 
 Run = Callable[[Sequence[list[int]], Sequence[SamplingParams]], list[list[int]]]
 
@@ -90,7 +91,13 @@ def _measure(
 
 
 def _ours(llm: LLM) -> Run:
-    return lambda prompts, params: [result.token_ids for result in llm.generate(prompts, params)]
+    def run(prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+        results = llm.generate(prompts, params)
+        for result in results:
+            raise_failure(result.outputs[0])
+        return [result.token_ids for result in results]
+
+    return run
 
 
 def _theirs(name: str, llm: LLM, longest: int) -> Run:

@@ -17,6 +17,7 @@ from saguaro.serve.llm import LLM
 from saguaro.serve.meter import Meter
 from saguaro.serve.metrics import Recorder, Summary
 from saguaro.serve.paint import Painter, legend, wants_color
+from saguaro.serve.results import failure_of
 
 HELP = """\
   /reset          forget the conversation
@@ -152,7 +153,7 @@ def _command(text: str, conversation: Conversation, notes: Console) -> bool:
 
 def _answer(talk: Talk) -> None:
     """Stream an answer to the last message and remember it."""
-    meter, pieces, reason = Meter(), [], None
+    meter, pieces, reason, failure = Meter(), [], None, None
     with _interrupts() as is_interrupted:
         tokens = _fitting(talk)
         if tokens is None:
@@ -163,12 +164,16 @@ def _answer(talk: Talk) -> None:
             for delta in stream.ready():
                 meter.add(delta)
                 pieces.append(delta.text)
-                reason = delta.finish_reason
+                reason, failure = delta.finish_reason, failure_of(delta)
                 print(painter.paint(delta) if painter else delta.text, end="", flush=True)
             if is_interrupted():
                 stream.close()
             stream.pump()
         print()
+        if failure is not None:
+            talk.notes.print(f"saguaro: {failure}", markup=False)
+            talk.conversation.turns.pop()
+            return
         talk.conversation.say("assistant", "".join(pieces))
         if reason == "length":
             talk.notes.print("[dim]Cut off: max_tokens is reached, or the context is full.[/dim]")

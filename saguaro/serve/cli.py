@@ -5,6 +5,8 @@ standard error; the exit status is 0, or 1 when some prompt failed or outputs di
 could be done.
 """
 
+import contextlib
+import errno
 import io
 import os
 import sys
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from saguaro.serve.llm import LLM
 
 STARTED = time.perf_counter()
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # standard output cannot be written
 
 T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.OmitArgPrefixes]
@@ -392,16 +395,37 @@ def main(argv: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe may want an encoding that cannot write every character
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
-        command = parse(sys.argv[1:] if argv is None else argv)
-        sys.exit(run(command))
+        try:
+            status = run(parse(sys.argv[1:] if argv is None else argv))
+        except SystemExit as e:  # --help has been printed, or a mistake in the flags explained
+            status = e.code if isinstance(e.code, int) else 0
+        sys.stdout.flush()
     except SaguaroError as e:
-        print(f"saguaro: {e}", file=sys.stderr)
-        sys.exit(2)
+        status = 2
+        _explain(str(e))
     except KeyboardInterrupt:
-        sys.exit(130)
+        status = 130
     except BrokenPipeError:  # the reader went away, as `| head` does
-        sys.stderr.close()
-        sys.exit(1)
+        status = 1
+        _drop_output()
+    except OSError as e:
+        if e.errno not in FULL:
+            raise
+        status = 1
+        _drop_output()
+        _explain(f"the output cannot be written ({e.strerror}); make room, or send it elsewhere")
+    sys.exit(status)
+
+
+def _explain(message: str) -> None:
+    with contextlib.suppress(OSError):  # standard error may be full too
+        print(f"saguaro: {message}", file=sys.stderr)
+
+
+def _drop_output() -> None:
+    """Let what is left in the buffer go nowhere: the interpreter would try again when it ends, and complain."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def parse(argv: Sequence[str]) -> AnyCommand:

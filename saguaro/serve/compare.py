@@ -13,6 +13,7 @@ from saguaro.serve import cli
 from saguaro.serve.entrant import Entrant, results, table, verdict
 from saguaro.serve.lineup import config_for, encoder, lineup, method_names
 from saguaro.serve.paint import Painter, legend, wants_color
+from saguaro.serve.results import raise_failure
 
 
 def compare(command: cli.Compare) -> int:
@@ -39,6 +40,7 @@ def _stream(entrant: Entrant, prompt: list[int], params: SamplingParams, has_col
     tokens: list[int] = []
     painter = Painter(entrant.llm.engine.tokenizer, prompt)
     for delta in entrant.llm.stream(prompt, params):
+        raise_failure(delta)
         tokens += delta.token_ids
         print(painter.paint(delta) if has_color else delta.text, end="", flush=True)
     print()

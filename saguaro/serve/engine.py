@@ -219,7 +219,9 @@ class Engine:
             output.stop_reason = tokens[-1]
             if request.params.include_stop_str_in_output:
                 text = tokens
-        if request.is_broken:
+        if request.failure is not None:
+            output.stop_reason = request.failure
+        elif request.is_broken:
             request.finish_reason, output.stop_reason = "error", TOO_COMPLEX
         if not request.params.stop:
             pieces = [output.stream.push(*text)] if text else []

@@ -1,6 +1,7 @@
 """`saguaro generate`: prompts from the command line or a file, outputs as text or JSON lines."""
 
 import json
+import math
 import sys
 import time
 from contextlib import ExitStack
@@ -10,12 +11,13 @@ from typing import Any
 from saguaro.config import SamplingParams
 from saguaro.errors import ConfigError, SaguaroError
 from saguaro.serve import cli
+from saguaro.serve.http.logprobs import LEAST
 from saguaro.serve.llm import LLM
 from saguaro.serve.meter import Meter
 from saguaro.serve.metrics import Recorder, Summary
 from saguaro.serve.paint import Painter, wants_color
 from saguaro.serve.prompts import Asked, read_prompt_file
-from saguaro.serve.results import Completion
+from saguaro.serve.results import Completion, failure_of
 from saguaro.serve.trace import Trace
 from saguaro.types import Observer
 
@@ -36,7 +38,7 @@ def generate(command: cli.Generate) -> int:
             summary = Summary()
             llm.engine.round.observers += [*observers, summary.add]
             if len(asked) == 1 and not command.json and params.n == 1:
-                n_failed, speed = 0, str(_stream(llm, asked[0], params, command))
+                n_failed, speed = _stream(llm, asked[0], params, command)
             else:
                 n_failed, speed = _batch(llm, asked, params, command)
             if command.metrics:
@@ -61,17 +63,20 @@ def _tokens(llm: LLM, text: str, command: cli.Generate) -> list[int]:
     return tokenizer.encode_chat([{"role": "user", "content": text}]) if command.chat else tokenizer.encode(text)
 
 
-def _stream(llm: LLM, asked: Asked, params: SamplingParams, command: cli.Generate) -> Meter:
-    """Print one output as it grows; its speed."""
-    tokens, meter = _tokens(llm, asked.prompt, command), Meter()
+def _stream(llm: LLM, asked: Asked, params: SamplingParams, command: cli.Generate) -> tuple[int, str]:
+    """Print one output as it grows; how many failed, and its speed."""
+    tokens, meter, failure = _tokens(llm, asked.prompt, command), Meter(), None
     painter = Painter(llm.engine.tokenizer, tokens) if wants_color(command.color) else None
     for delta in llm.stream(tokens, params):
         meter.add(delta)
+        failure = failure_of(delta)
         print(painter.paint(delta) if painter else delta.text, end="", flush=True)
     print()
     if painter and llm.engine.method.drafts:
         print(painter.legend(), file=sys.stderr)
-    return meter
+    if failure is not None:
+        print(f"saguaro: {failure}", file=sys.stderr)
+    return int(failure is not None), str(meter)
 
 
 def _batch(llm: LLM, asked: list[Asked], params: SamplingParams, command: cli.Generate) -> tuple[int, str]:
@@ -92,6 +97,7 @@ def _batch(llm: LLM, asked: list[Asked], params: SamplingParams, command: cli.Ge
     for place, result in llm.as_finished(tokens, [params] * len(tokens)):
         index = served[place]
         lines[index] = [_line(asked[index].id, output, params.n) for output in result.outputs]
+        n_failed += any("error" in line for line in lines[index])
         n_tokens += sum(len(output.token_ids) for output in result.outputs)
         n_rounds += sum(output.n_rounds for output in result.outputs)
         printed = _print_ready(lines, printed, command.json)
@@ -110,13 +116,26 @@ def _line(name: Any, output: Completion, n: int) -> dict[str, Any]:
         "ttft_ms": round(output.timings.ttft_ms, 2),
         "decode_tok_s": round(output.timings.decode_tok_s, 2),
     }
+    failure = failure_of(output)
+    if failure is not None:
+        line["error"] = failure
     if n > 1:
         line["index"] = output.index
     if output.logprobs is not None:
         line["logprobs"] = [
-            {"token": token.token, "logprob": token.logprob, "top": dict(token.top)} for token in output.logprobs
+            {
+                "token": one.token,
+                "logprob": _finite(one.logprob),
+                "top": {token: _finite(logprob) for token, logprob in one.top},
+            }
+            for one in output.logprobs
         ]
     return line
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity: the server's number for it."""
+    return logprob if math.isfinite(logprob) else LEAST
 
 
 def _print_ready(lines: dict[int, list[dict[str, Any]]], printed: int, as_json: bool) -> int:
@@ -124,7 +143,7 @@ def _print_ready(lines: dict[int, list[dict[str, Any]]], printed: int, as_json: 
     while printed in lines:
         for line in lines[printed]:
             if as_json:
-                print(json.dumps(line, ensure_ascii=False), flush=True)
+                print(json.dumps(line, ensure_ascii=False, allow_nan=False), flush=True)
             elif "error" in line:
                 print(f"saguaro: prompt {line['id']}: {line['error']}", file=sys.stderr)
             else:

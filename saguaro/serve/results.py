@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from saguaro.engine.request import Request
+from saguaro.errors import RequestError
 from saguaro.types import FinishReason, TokenLogprobs
 
 
@@ -17,7 +18,7 @@ class Delta:
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None  # the stop string or token id that ended it
+    stop_reason: str | int | None = None  # the stop string or token id that ended it, or why it ended with "error"
     n_accepted: int = 0  # of these tokens, counted from the first, speculated and accepted
     source: str = "empty"  # where the speculation came from (saguaro.types.SOURCES)
     prompt_logprobs: Sequence[TokenLogprobs | None] | None = None  # with an output's first delta, where they are wanted
@@ -80,3 +81,17 @@ def timings_of(request: Request) -> Timings:
         decode_tok_s=(request.n_output - 1) / decode_s if decode_s > 0 and request.n_output > 1 else 0.0,
         n_cached=request.n_cached,
     )
+
+
+def failure_of(ended: Delta | Completion) -> str | None:
+    """Why an output ended with an error; None if it did not."""
+    if ended.finish_reason != "error":
+        return None
+    return ended.stop_reason if isinstance(ended.stop_reason, str) else "the engine could not go on with this request"
+
+
+def raise_failure(ended: Delta | Completion) -> None:
+    """Raise if an output ended with an error, where that is the end of everything."""
+    failure = failure_of(ended)
+    if failure is not None:
+        raise RequestError(failure)

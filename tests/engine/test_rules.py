@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from saguaro import LLM, SamplingParams, rng
+from saguaro.algo.verification import BROKEN
 from saguaro.engine.request import Request
 from saguaro.engine.rules import Rejection, Rule, SharedNoise
 from saguaro.engine.sampler import Place, Sampler
@@ -216,3 +217,24 @@ def test_greedy_rows_do_not_care_for_the_rule(llm: LLM) -> None:
     for own in parts:
         drafted = llm.sibling(draft="drop:2", link="inline", lookahead=3, budget=4, **own)
         assert [result.token_ids for result in drafted.generate(["the end", "in"], params)] == expected
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_is_accepted_beyond_logits_that_are_not_finite(kind: str, temperature: float, odd: float) -> None:
+    """The target would say 4, 0, 2, 1, and 3 of its four logits have an odd one: what comes before stands."""
+    rule = BOTH[kind](Sampler(V))
+    for at, expected in ((0, (0, BROKEN)), (1, (1, BROKEN)), (3, (3, BROKEN))):
+        logits = best(4, 0, 2, 1) * 100
+        logits[at, (4, 0, 2, 1)[at]] = odd
+        both = torch.cat((best(4, 0, 2, 1) * 100, logits))
+        requests = [request(temperature=temperature), request(temperature=temperature)]
+        assert decide(rule, requests, [[4, 0, 2]] * 2, both) == [(3, 1), expected]
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_odd_logits_after_a_rejection_do_not_matter(kind: str) -> None:
+    logits = best(4, 0, 2, 1)
+    logits[2] = math.nan
+    assert decide(BOTH[kind](Sampler(V)), [greedy()], [[4, 1, 2]], logits) == [(1, 0)]

@@ -78,3 +78,20 @@ def test_rows_do_not_see_one_another() -> None:
 def test_only_on_a_cpu() -> None:
     assert ranker_for(torch.device("cuda")) is None
     assert ranker_for(torch.device("cpu")) is rank
+
+
+@pytest.mark.parametrize("odd", [math.nan, -math.nan, math.inf])
+@pytest.mark.parametrize("at", [0, 63, 64, 287])
+def test_a_row_whose_logits_are_not_finite_has_no_scores(odd: float, at: int) -> None:
+    """That row alone; and what lies beyond the known tokens does not matter."""
+    logits, each = draw(6, 300), rules(torch.tensor([0.0, 0.0, 0.5, 0.5, 1.0, 0.0]))
+    logits[:, 288:] = math.nan
+    expected, scores = rank(logits, each.temperature, SEEDS, POSITIONS, 288, 3)
+    assert not scores.isnan().any()
+    logits[[1, 3], at] = odd
+    tokens, scores = rank(logits, each.temperature, SEEDS, POSITIONS, 288, 3)
+    assert scores.isnan().all(1).tolist() == [False, True, False, True, False, False]
+    good = [0, 2, 4, 5]
+    assert torch.equal(tokens[good], expected[good])
+    assert (tokens >= 0).all()
+    assert (tokens < 288).all()

@@ -9,6 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from saguaro import rng
+from saguaro.algo.verification import BROKEN
 from saguaro.kernels import sample
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -109,3 +110,30 @@ def test_rows_may_be_part_of_wider_ones() -> None:
     logits, rules = split(rows(3, 256, (1.0,)))
     part = logits[:, 16:116]
     assert torch.equal(sample.choose(part, *rules, 100), sample.choose(part.contiguous(), *rules, 100))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # by the interpreter, at a temperature of almost 0
+@pytest.mark.parametrize("odd", [math.nan, -math.nan, math.inf])
+@pytest.mark.parametrize("n_vocab", [97, 5003])
+def test_a_row_whose_logits_are_not_finite_has_no_token(odd: float, n_vocab: int) -> None:
+    """That row alone, at any temperature; and what lies beyond the known tokens does not matter."""
+    logits, rules = split(rows(8, n_vocab + 7, (0.0, 1.0, 1e-38)))
+    logits[:, n_vocab:] = math.nan
+    expected = sample.choose(logits, *rules, n_vocab)
+    assert (expected >= 0).all()
+    logits[[1, 3, 5], torch.tensor([0, n_vocab // 2, n_vocab - 1])] = odd
+    expected[[1, 3, 5]] = BROKEN
+    assert sample.choose(logits, *rules, n_vocab).tolist() == expected.tolist()
+    for rank in (sample.rank, sample.rank_plain):
+        tokens, scores = rank(logits, *rules, n_vocab, 3)
+        assert scores[:, 0].isnan().tolist() == (expected == BROKEN).tolist()
+        assert ((tokens >= 0) & (tokens < n_vocab)).all()
+    given = sample.choose_plain(logits, *rules, n_vocab)
+    assert (given == BROKEN).tolist() == (expected == BROKEN).tolist()
+
+
+def test_tokens_that_cannot_be_said_are_no_reason_to_give_up() -> None:
+    logits, rules = split(rows(4, 97, (0.0, 1.0)))
+    logits[:, 5:] = -math.inf
+    assert (sample.choose(logits, *rules, 97) < 5).all()
+    assert (sample.choose_plain(logits, *rules, 97) < 5).all()

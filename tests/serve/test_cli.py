@@ -124,6 +124,39 @@ def test_mistakes_are_explained(args: list[str], message: str) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--version"],
+        ["generate", "--help"],
+        ["generate", "--prompt", "the", "--max-tokens", "4", "--json"],
+        ["generate", "--prompt", "the", "--max-tokens", "4"],
+        ["info"],
+        ["compare", "--prompt", "the", "--max-tokens", "4"],
+    ],
+    ids=" ".join,
+)
+def test_a_full_disk_is_an_error_in_one_line(tiny: str, args: list[str]) -> None:
+    model = [] if args[-1] in ("--version", "--help") else ["--model", tiny]
+    with Path("/dev/full").open("w") as full:
+        command = [*SAGUARO, *args, *model]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    why = "the output cannot be written (No space left on device); make room, or send it elsewhere"
+    assert done.stderr == f"saguaro: {why}\n"
+
+
+def test_a_reader_that_leaves_is_no_error_to_speak_of(tiny: str) -> None:
+    args = [*SAGUARO, "generate", "--model", tiny, "--prompt", "x", "--max-tokens", "240", "--ignore-eos"]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 1
+
+
 def test_info_describes_the_model(tiny: str) -> None:
     facts = json.loads(saguaro("info", "--model", tiny, "--kv-memory", "1MiB", "--json").stdout)
     assert facts["architecture"] == "LlamaForCausalLM"

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from saguaro import rng
 from saguaro.config import SamplingParams
+from saguaro.engine.scheduler import NOT_FINITE
 from saguaro.serve.front import Done, Event, Failed, Piece, Ticket
 from saguaro.serve.http.errors import APIError, api_error
 from saguaro.serve.http.protocol import Asking
@@ -214,7 +215,7 @@ def usage_of(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def broken(reason: str | int | None) -> APIError:
-    """An output that ended with an error: what the request itself caused has a reason."""
+    """An output that ended with an error: one that the request or the model caused has a reason."""
     if isinstance(reason, str):
-        return APIError(400, reason)
+        return APIError(500 if reason == NOT_FINITE else 400, reason)
     return APIError(500, "the engine could not go on with this request; the server's log says why")
