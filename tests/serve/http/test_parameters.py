@@ -11,6 +11,7 @@ import pytest
 from saguaro import LLM, SamplingParams
 from saguaro.errors import ConfigError, ModelNotFound
 from saguaro.model.tiny import EOS, EOS_ID, tiny_tokenizer, write_tiny
+from saguaro.model.token_bytes import spell
 from tests.serve.http.driver import Running, running, tiny_llm
 
 PROMPT = "the end of the inn"
@@ -26,7 +27,7 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 
 def words(server: Running, tokens: list[int]) -> list[str]:
-    return [server.service.tokenizer.decode([token], special=True) for token in tokens]
+    return [spell(server.service.tokenizer.bytes.of(token)) for token in tokens]
 
 
 # echo and prompt_logprobs
