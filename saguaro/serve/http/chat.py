@@ -33,7 +33,8 @@ class ChatShape:
         self._tokenizer, self._dialect, self._prompt = tokenizer, dialect, prompt
         self._wants_logprobs, self._wants_reasoning = bool(body.logprobs), body.include_reasoning is not False
         self._tells_ids = bool(body.return_token_ids)
-        self._readers: dict[int, tuple[OutputReader, Parsed]] = {}  # by output, with what was read
+        self._readers: dict[int, OutputReader] = {}  # by output
+        self._parsed: dict[int, Parsed] = {}  # what they have read
 
     def opening(self) -> Choice:
         """Who speaks."""
@@ -42,8 +43,8 @@ class ChatShape:
     def pieces(self, at: int, delta: Delta, is_wanted: bool) -> list[Choice]:
         """What a delta adds: content, reasoning and the beginning of every call one by one."""
         if at not in self._readers:
-            self._readers[at] = self._prompt.new_reader(), Parsed()
-        reader, parsed = self._readers[at]
+            self._readers[at], self._parsed[at] = self._prompt.new_reader(), Parsed()
+        reader, parsed = self._readers[at], self._parsed[at]
         events = [*reader.push(delta.text), *(reader.finish() if delta.finish_reason is not None else ())]
         for event in events:
             parsed.add(event)
@@ -61,7 +62,7 @@ class ChatShape:
     def output(self, at: int, output: Completion, result: Result) -> Choice:
         """A finished output."""
         logprobs = chat_logprobs(self._tokenizer, output.logprobs) if output.logprobs is not None else None
-        parsed = parse(output.text, self._prompt.new_reader())
+        parsed = self._parsed[at] = parse(output.text, self._prompt.new_reader())
         is_silent = bool(parsed.calls) or parsed.reasoning is not None
         content = parsed.content if parsed.content is not None or is_silent else ""
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
@@ -77,7 +78,7 @@ class ChatShape:
         """How many tokens were reasoning, where the model may reason."""
         if self._dialect.thinking is None:
             return {}
-        read = [(output.token_ids, parse(output.text, self._prompt.new_reader()).reasoning) for output in outputs]
+        read = [(output.token_ids, self._parsed[at].reasoning) for at, output in enumerate(outputs)]
         n = sum(self._dialect.count_reasoning(tokens, reasoning) for tokens, reasoning in read)
         return {"completion_tokens_details": {"reasoning_tokens": n}}
 

@@ -25,8 +25,9 @@ class CallScan(Protocol):
     def is_done(self) -> bool:
         """Whether it is complete."""
 
-    def push(self, c: str) -> bool:
-        """Take a character. False: it does not belong to the call, which is done or is none."""
+    def feed(self, text: str) -> int:
+        """Take characters as far as they belong to the call; how many. It is no call if that is not all of them and it
+        is not done."""
 
     def take(self) -> str:
         """The arguments since the last time."""
@@ -36,24 +37,27 @@ class Arguments:
     """A JSON object; control characters that its strings may not hold are escaped."""
 
     def __init__(self) -> None:
-        self._scan, self._new = JsonScan(), ""
+        self._scan, self._new = JsonScan(), list[str]()
 
     @property
     def is_done(self) -> bool:
         """Whether the object is complete."""
         return self._scan.is_done
 
-    def push(self, c: str) -> bool:
-        """Take a character."""
-        is_control = self._scan.is_string and c < " "
-        is_taken = self._scan.push(c)
-        if is_taken:
-            self._new += json.dumps(c)[1:-1] if is_control else c
-        return is_taken
+    def feed(self, text: str, at: int) -> int:
+        """Take characters from a place on; where that ends."""
+        while True:
+            end = self._scan.feed(text, at)
+            self._new.append(text[at:end])
+            is_control = end < len(text) and self._scan.is_string and text[end] < " "
+            if not is_control or not self._scan.push(text[end]):
+                return end
+            self._new.append(json.dumps(text[end])[1:-1])
+            at = end + 1
 
     def take(self) -> str:
         """What is new."""
-        new, self._new = self._new, ""
+        new, self._new = "".join(self._new), []
         return new
 
 
@@ -72,15 +76,27 @@ class ObjectCall:
         self._key = self._word = ""
         self._value = JsonScan()
         self._arguments: Arguments | None = None
+        self._growing: Arguments | None = None  # the arguments, while they are read
 
     @property
     def name(self) -> str | None:
         """Its name, once it is a call."""
         return self._name if self.is_done or self._arguments is not None else None
 
-    def push(self, c: str) -> bool:
-        """Take a character."""
-        return not self.is_done and self._state(c)
+    def feed(self, text: str) -> int:
+        """Take characters."""
+        at = 0
+        while at < len(text) and not self.is_done:
+            if self._growing is not None:
+                at = self._growing.feed(text, at)
+                if not self._growing.is_done:
+                    break
+                self._growing = None
+            elif self._state(text[at]):
+                at += 1
+            elif self._growing is None:
+                break
+        return at
 
     def take(self) -> str:
         """The arguments since the last time; a call without any has {}."""
@@ -118,20 +134,13 @@ class ObjectCall:
         if c in SPACE:
             return True
         if self._key in ARGUMENTS and self._arguments is None:
-            if c != "{":
-                return False
-            self._arguments, self._state = Arguments(), self._in_arguments
-            return self._in_arguments(c)
+            if c == "{":  # which is theirs
+                self._arguments = self._growing = Arguments()
+                self._state = self._after_value
+            return False
         self._value, self._word, self._state = JsonScan(), "", self._in_value
         is_name = self._key == "name" and self._name is None
         return (c == '"' or not is_name) and self._in_value(c)
-
-    def _in_arguments(self, c: str) -> bool:
-        assert self._arguments is not None
-        is_taken = self._arguments.push(c)
-        if self._arguments.is_done:
-            self._state = self._after_value
-        return is_taken
 
     def _in_value(self, c: str) -> bool:
         is_taken = self._value.push(c)
@@ -170,17 +179,21 @@ class NamedCall:
         """Whether the arguments are complete."""
         return self._arguments.is_done
 
-    def push(self, c: str) -> bool:
-        """Take a character."""
-        if self.name is None and c != "{":
-            self._head += c
-            return _HEAD_CHARS.match(c) is not None and len(self._head) <= _MAX_HEAD
-        if self.name is None:
-            head = _HEAD.fullmatch(self._head)
-            if head is None:
-                return False
-            self.name = head[1]
-        return self._arguments.push(c)
+    def feed(self, text: str) -> int:
+        """Take characters."""
+        at = 0
+        while self.name is None and at < len(text):
+            if text[at] == "{":
+                head = _HEAD.fullmatch(self._head)
+                if head is None:
+                    break
+                self.name = head[1]
+            elif _HEAD_CHARS.match(text[at]) is None or len(self._head) == _MAX_HEAD:
+                break
+            else:
+                self._head += text[at]
+                at += 1
+        return at if self.name is None else self._arguments.feed(text, at)
 
     def take(self) -> str:
         """The arguments since the last time."""

@@ -61,6 +61,7 @@ class Dialect:
         source = self.template.source
         self.format = find_format(parsers.tool_call_parser, source)
         self.thinking = find_thinking(parsers.reasoning_parser, source)
+        self._allows_auto = parsers.enable_auto_tool_choice
         self.knows_tools = self.format.name != "json" and "tools" in self.template.names
         markers = [*self.format.markers, *((self.thinking.begin, self.thinking.end) if self.thinking else ())]
         added = tokenizer.added_tokens
@@ -96,6 +97,8 @@ class Dialect:
     def render(self, conversation: Conversation) -> str:
         """A conversation as the model reads it; marks of Tokenizer.hide are in it."""
         check_messages(conversation.turns)
+        if conversation.declared is not None and conversation.declared.mode == "auto" and not self._allows_auto:
+            raise ConfigError("tool_choice is 'auto', which this server does not allow; use none, required or a name")
         turns, tools = name_results(conversation.turns), None
         if not self.knows_tools:
             turns = in_words(turns, self.format, conversation.declared)

@@ -3,6 +3,7 @@
 import re
 
 SPACE = " \t\n\r"
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # within a string
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _LITERALS = ("true", "false", "null")
 
@@ -26,6 +27,22 @@ class JsonScan:
     def is_string(self) -> bool:
         """Whether the next character is inside a string."""
         return self._state in (self._string, self._escape)
+
+    def feed(self, text: str, at: int) -> int:
+        """Take characters from a place on, as far as they belong to the value; where that ends. A control character in
+        a string is left to the caller, who may push it."""
+        while at < len(text) and not self.is_done:
+            if self._state == self._string:
+                plain = _PLAIN.match(text, at)
+                if plain is not None:
+                    at = plain.end()
+                    continue
+                if text[at] < " ":
+                    break
+            if not self._state(text[at]):
+                break
+            at += 1
+        return at
 
     def push(self, c: str) -> bool:
         """Take a character. False: it does not belong to the value, which is done, or cannot be JSON any more."""

@@ -15,6 +15,8 @@ class Parsers:
     reasoning_parser: str = "auto"
     """How the model writes its reasoning: deepseek_r1, qwen3 (both <think>), mistral ([THINK]), none, or auto: as the
     chat template has it."""
+    enable_auto_tool_choice: bool = True
+    """Whether the model may call tools by itself, as tool_choice auto lets it."""
 
     def __post_init__(self) -> None:
         find_format(self.tool_call_parser, "")

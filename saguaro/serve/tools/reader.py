@@ -193,11 +193,7 @@ class OutputReader:
         self._state, self._is_started = self._in_call, False
 
     def _in_call(self, text: str, is_end: bool) -> int:
-        n_taken = 0
-        for c in text:
-            if self._call.is_done or not self._call.push(c):
-                break
-            n_taken += 1
+        n_taken = self._call.feed(text)
         self._raw += "" if self._is_started else text[:n_taken]
         self._tell()
         if self._call.is_done:

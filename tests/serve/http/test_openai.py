@@ -8,8 +8,12 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
+from langchain_core.messages import AIMessageChunk
+from langchain_core.tools import tool as langchain_tool
+from langchain_openai import ChatOpenAI
 from openai import OpenAI
-from openai.types.chat import ChatCompletionMessageParam
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+from pydantic import SecretStr
 
 from saguaro import LLM
 from saguaro.errors import Unavailable
@@ -158,3 +162,56 @@ def test_json_by_a_schema_with_and_without_speculation(client: OpenAI) -> None:
     for text in texts:
         assert text is not None
         jsonschema.validate(json.loads(text), schema)
+
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}},
+    "required": ["city", "unit"],
+}
+TOOLS: list[ChatCompletionToolParam] = [
+    {"type": "function", "function": {"name": "get_weather", "description": "Weather now", "parameters": WEATHER}}
+]
+
+
+def test_a_model_that_knows_no_tools_calls_them(client: OpenAI) -> None:
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "How is the weather in Paris?"}]
+    asked: dict[str, Any] = {"model": "tiny", "tools": TOOLS, "temperature": 0, "max_tokens": 100}
+    first = client.chat.completions.create(messages=messages, tool_choice="required", **asked).choices[0]
+    assert first.finish_reason == "tool_calls"
+    assert first.message.tool_calls
+    call = first.message.tool_calls[0]
+    assert call.type == "function"
+    arguments = json.loads(call.function.arguments)
+    jsonschema.validate(arguments, WEATHER)
+    assert arguments["city"].startswith("Paris")
+    plain = {"extra_body": {"speculation": False}, **asked}
+    again = client.chat.completions.create(messages=messages, tool_choice="required", **plain).choices[0].message
+    functions = [one.function for one in first.message.tool_calls if one.type == "function"]
+    assert [one.function for one in again.tool_calls or () if one.type == "function"] == functions
+    later: list[Any] = [*messages, first.message]
+    later += [{"role": "tool", "tool_call_id": one.id, "content": "31 degrees"} for one in first.message.tool_calls]
+    auto = client.chat.completions.create(messages=later, **asked).choices[0].message
+    assert auto.content or auto.tool_calls
+    spoken = client.chat.completions.create(messages=later, tool_choice="none", **asked).choices[0].message
+    assert spoken.tool_calls is None
+    assert spoken.content
+
+
+def test_langchain_calls_tools_on_the_default_model(smol: Running) -> None:
+    @langchain_tool
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    chat = ChatOpenAI(
+        model="tiny", base_url=f"{smol.url}/v1", api_key=SecretStr("key"), temperature=0, max_retries=0
+    ).bind_tools([add], tool_choice="add")
+    (call,) = chat.invoke("What is 17 plus 25?").tool_calls
+    assert call["args"] == {"a": 17, "b": 25}
+    parts = [
+        chunk.tool_call_chunks for chunk in chat.stream("What is 17 plus 25?") if isinstance(chunk, AIMessageChunk)
+    ]
+    told = [part for each in parts for part in each]
+    assert told[0]["name"] == "add"
+    assert json.loads("".join(part["args"] or "" for part in told)) == call["args"]

@@ -269,10 +269,20 @@ def test_variables_that_a_request_cannot_set(given: dict[str, Any]) -> None:
 
 
 def test_unknown_parsers_are_refused() -> None:
-    for options in ({"tool_call_parser": "banana"}, {"reasoning_parser": "banana"}):
-        with pytest.raises(ConfigError, match="is 'banana'; it must be auto or one of"):
-            Parsers(**options)
+    with pytest.raises(ConfigError, match="tool_call_parser is 'banana'; it must be auto or one of hermes"):
+        Parsers(tool_call_parser="banana")
+    with pytest.raises(ConfigError, match="reasoning_parser is 'banana'; it must be auto or one of none"):
+        Parsers(reasoning_parser="banana")
     assert find_thinking("none", "<think>") is None
+
+
+def test_calls_of_the_models_own_can_be_forbidden() -> None:
+    one = Dialect(dialect("hermes")._tokenizer, Parsers(enable_auto_tool_choice=False))
+    with pytest.raises(ConfigError, match="tool_choice is 'auto', which this server does not allow"):
+        one.render(Conversation([ASK], declared()))
+    assert one.render(Conversation([ASK], declared("required"))) == dialect("hermes").render(
+        Conversation([ASK], declared("required"))
+    )
 
 
 def test_unknown_roles_are_refused() -> None:
