@@ -1,4 +1,4 @@
-"""Pictures of the page for the docs: an answer in light, methods side by side in dark, and a phone's width.
+"""Pictures of the page for the docs: an answer in light, methods side by side in dark, tokens at a phone's width.
 
     python -m bench.screenshots --out docs
 
@@ -25,6 +25,7 @@ DESK: ViewportSize = {"width": 1180, "height": 760}
 PHONE: ViewportSize = {"width": 360, "height": 800}
 SLOW = 120_000  # milliseconds for an answer
 TEMPERATURE, SEED = "0", "1"
+CODE = "Write a Python function that adds two numbers. Then explain it in a short list."
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Args:
     """What to write."""
 
     out: Path = Path("docs")
-    max_tokens: int = 80
+    max_tokens: int = 200
 
 
 def main(args: Args) -> int:
@@ -41,17 +42,19 @@ def main(args: Args) -> int:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=BROWSER_FLAGS)
         url = f"http://127.0.0.1:{port}/"
         light = open_page(browser, url, DESK, "light", args)
-        ask(light, "Send", PROMPT)
+        ask(light, "Send", CODE)
         expect(light.locator(".foot")).to_contain_text("seed", timeout=SLOW)
         look(light)
         light.screenshot(path=args.out / "page-light.png")
         dark = open_page(browser, url, DESK, "dark", args)
-        dark.get_by_label("Max tokens").fill(str(args.max_tokens // 2))
+        dark.get_by_label("Max tokens").fill(str(args.max_tokens // 5))
         ask(dark, "Side by side", PROMPT)
         expect(dark.locator(".verdict")).to_contain_text("identical output", timeout=SLOW)
         dark.locator(".trio .round:has(.cache)").first.hover()
         dark.screenshot(path=args.out / "page-dark.png")
         narrow = open_page(browser, url, PHONE, "light", args)
+        narrow.get_by_label("Max tokens").fill(str(args.max_tokens // 2))
+        narrow.get_by_role("radio", name="Tokens").check()
         ask(narrow, "Send", PROMPT)
         expect(narrow.locator(".foot")).to_contain_text("seed", timeout=SLOW)
         look(narrow)
@@ -86,8 +89,10 @@ def ask(page: Page, button: str, prompt: str) -> None:
 
 
 def look(page: Page) -> None:
-    """Look at some round in the middle that was a hit."""
-    page.locator(".round:has(.cache)").nth(8).hover()
+    """Look at a round in the middle; at one that was a hit, if there is any."""
+    hits = page.locator(".answer .round:has(.cache)")
+    found = hits if hits.count() else page.locator(".answer .round:has(.token)")
+    found.nth(found.count() // 2).hover()
 
 
 if __name__ == "__main__":

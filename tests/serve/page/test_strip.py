@@ -27,13 +27,14 @@ def rounds(n: int, seconds: float, start: float) -> list[dict[str, Any]]:
         begin = start + at * seconds
         verify = [begin, begin + 0.7 * seconds]
         spans = {"respond": [begin - 0.2 * seconds, begin], "prepare": [begin - seconds, begin - 0.3 * seconds]}
-        kind: dict[str, Any] = [
+        kinds: list[dict[str, Any]] = [
             {"source": "cache", "hit": True, "draft": spans},
             {"source": "draft", "hit": False, "draft": spans},
             {"source": "ngram", "hit": False, "draft": spans},
             {"source": "random", "hit": False, "draft": {**spans, "prepare": None}},
             {"source": "empty", "hit": None, "drafted": [], "draft": spans},
-        ][at % 5]
+        ]
+        kind = kinds[at % 5]
         origin = kind["source"] if kind["source"] != "empty" else "target"
         found.append(round_of((" a", origin), (" b", "target"), number=at + 1, verify=verify, **kind))
     return found
