@@ -131,7 +131,8 @@ def _state_routes(app: FastAPI, service: Service) -> None:
         service.front.check()
         return {"status": "ok"}
 
-    @app.api_route("/ping", methods=["GET", "POST"], responses=_REFUSALS, response_class=Response)
+    @app.post("/ping", include_in_schema=False)
+    @app.get("/ping", responses=_REFUSALS, response_class=Response)
     async def ping() -> Response:
         """The same, without words."""
         service.front.check()

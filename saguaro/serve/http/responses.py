@@ -140,7 +140,7 @@ class ResponsesVoice:
             "store": False,
             "temperature": body.temperature,
             "text": {"format": _plain(wanted) or {"type": "text"}},
-            "tool_choice": choice or ("auto" if body.tools else "none"),
+            "tool_choice": choice or "auto",
             "tools": [{"parameters": None, "strict": None, **_plain(tool)} for tool in body.tools or ()],
             "top_p": body.top_p,
             "truncation": "disabled",

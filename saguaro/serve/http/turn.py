@@ -24,7 +24,7 @@ from saguaro.serve.http.chat import ask
 from saguaro.serve.http.errors import APIError, api_error
 from saguaro.serve.http.protocol import DERIVED, Body, ChatRequest
 from saguaro.serve.http.service import Service
-from saguaro.serve.http.sse import ClientGone, EventStream, unless_gone
+from saguaro.serve.http.sse import EventStream, unless_gone
 from saguaro.serve.results import Result
 from saguaro.serve.tools.dialect import Prompt
 
@@ -92,10 +92,7 @@ async def answer_turn(service: Service, chat: ChatRequest, request: Request, voi
         turn = _Turn(service, prompt, ticket, voice)
         if chat.stream:
             return EventStream(turn.stream(), stack.pop_all().close, service.limits.request_timeout + GRACE)
-        try:
-            return JSONResponse(await unless_gone(request.receive, turn.whole()))
-        except ClientGone:
-            return Response(status_code=499)  # which nobody reads
+        return JSONResponse(await unless_gone(request.receive, turn.whole()))
 
 
 class _Turn:

@@ -119,7 +119,8 @@ BAD: list[tuple[tuple[str, Any], int, str, str | None]] = [  # what is sent, sta
     (("/tokenize", {"prompt": "a", "model": "b"}), 404, "'b' is not served here", "model"),
     (("/detokenize", {"tokens": [288]}), 400, "tokens names token 288", "tokens"),
     (("/detokenize", {"tokens": "a"}), 400, "tokens: Input should be a valid list", "tokens"),
-    (("/v1/embeddings", {"input": "a"}), 404, "POST /v1/embeddings: Not Found", None),
+    (("/v1/nothing", {"input": "a"}), 404, "POST /v1/nothing: Not Found", None),
+    (("/v1/embeddings", {"input": "a"}), 404, "/v1/embeddings: this server continues text", None),
     (("/health", {}), 405, "POST /health: Method Not Allowed", None),
     (("/v1/models", {}), 405, "Method Not Allowed", None),
 ]
