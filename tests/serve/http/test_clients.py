@@ -173,7 +173,9 @@ def test_a_ping_and_the_load(server: Running) -> None:
     for ask in (server.client.get, server.client.post):
         assert (ask("/ping").status_code, ask("/ping").text) == (200, "")
     assert server.client.get("/load").json() == {"server_load": 0}
-    with server.client.stream("POST", TEXT, json={"prompt": "a", "stream": True, "max_tokens": 900}) as answer:
+    with server.client.stream(
+        "POST", TEXT, json={"prompt": "a", "stream": True, "max_tokens": 900, "ignore_eos": True}
+    ) as answer:
         next(answer.iter_raw())
         assert server.client.get("/load").json() == {"server_load": 1}
 
