@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from saguaro.model.tiny import write_tiny
+from saguaro.serve.http.service import READERS
 from tests.serve.http.driver import read_events
 from tests.transport.target import is_running, until
 
@@ -73,6 +76,30 @@ def test_a_signal_lets_streams_finish(folder: Path, tmp_path: Path, sign: signal
             *_, end, last = events
             assert (end["choices"][0]["finish_reason"], last) == ("length", "[DONE]")
         assert process.wait(30) == 0
+
+
+def test_it_ends_in_time_whatever_is_being_read(tmp_path: Path) -> None:
+    """A chat template that does not end, once for every thread that reads."""
+    folder = write_tiny(tmp_path / "model", "llama", num_hidden_layers=2)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(endless)
+    args = (str(folder), "--kv-memory", "2MiB", "--drain-seconds", "1")
+    asked = {"messages": [{"role": "user", "content": "the"}]}
+    with serving(tmp_path / "log", *args) as (process, client), ThreadPoolExecutor(READERS + 1) as pool:
+        before = computed(process.pid)
+        answers = [pool.submit(client.post, "/v1/chat/completions", json=asked) for _ in range(READERS + 1)]
+        until(lambda: computed(process.pid) > before + 1.0)
+        assert client.get("/health").status_code == 200
+        process.terminate()
+        until(lambda: client.get("/health").status_code == 503 or process.poll() is not None)
+        assert {answer.result().status_code for answer in answers} == {503}
+        assert process.wait(30) == 0
+
+
+def computed(pid: int) -> float:
+    """Seconds that a process and those it has started have computed."""
+    stats = [Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in (pid, *children(pid))]
+    return sum(int(ticks) for stat in stats for ticks in stat[11:13]) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize(("flags", "named"), [((), "127.0.0.1"), (("--forwarded-allow-ips", "127.0.0.1"), "6.6.6.6")])
