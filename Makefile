@@ -1,7 +1,11 @@
 # Two commands do everything on a fresh machine with Python 3.11 or newer and make:
 #
-#   make demo    install, fetch the default model, decode with ar, sd and ssd side by side
-#   make test    install with test extras, lint, check types, run the tests
+#   make demo           install, fetch the default model, decode with ar, sd and ssd side by side
+#   make test           install with test extras, lint, check types, run the tests
+#
+# And one for machines with few cores, where ssd would not prepare by itself:
+#
+#   make demo-prepare   the same with the next speculations prepared on a core of its own: hits, and what they cost
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -10,9 +14,13 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 PROMPT ?= A shop sells pens at 3 dollars each and notebooks at 7 dollars. How much do 4 pens and 2 notebooks cost?
 
-.PHONY: demo test clean
+.PHONY: demo demo-prepare test clean
 
 demo: $(VENV)/.installed
+	$(BIN)/saguaro compare --prompt "$(PROMPT)" --methods sd,ssd --temperature 0 --max-tokens 128
+	@echo "make demo-prepare shows preparing on a core of its own, wherever that pays or not"
+
+demo-prepare: $(VENV)/.installed
 	$(BIN)/saguaro compare --prompt "$(PROMPT)" --methods sd,ssd --lookahead 3 --link process --prepare always --temperature 0 --max-tokens 128
 
 test: $(VENV)/.installed-test

@@ -3,12 +3,20 @@
 >>> from saguaro import LLM, SamplingParams
 """
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from saguaro import errors, methods
     from saguaro.config import EngineConfig, SamplingParams, Structured
     from saguaro.serve.llm import LLM
+
+# OpenMP's threads spin while they wait for each other. On a machine that is busy with something else that makes a step
+# 50 times slower, so they spin for some microseconds and then sleep (docs/log.md). It is read when torch loads.
+IS_SPINNING = "torch" in sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)
+if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "EngineConfig", "SamplingParams", "Structured", "__version__", "errors", "methods"]

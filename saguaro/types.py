@@ -182,3 +182,4 @@ class RoundEvent:
 
 
 Observer = Callable[[RoundEvent], None]
+Progress = Callable[[str, int, int], None]  # of something that takes long: (what is happening, done, total)

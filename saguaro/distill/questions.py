@@ -11,8 +11,8 @@ from typing import TypeVar
 from saguaro.distill.beginnings import BEGINNINGS
 from saguaro.distill.corpus import Corpus
 from saguaro.distill.sample import Plan, Target, extend
-from saguaro.model.default import Progress
 from saguaro.model.tokenizer import Tokenizer
+from saguaro.types import Progress
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from saguaro import rng
 from saguaro.config import SamplingParams
 from saguaro.distill.corpus import Corpus, Text
 from saguaro.errors import CapacityError, ConfigError, CorpusError, EmptyPrompt, PromptTooLong
-from saguaro.model.default import Progress
 from saguaro.model.tokenizer import Tokenizer
+from saguaro.types import Progress
 
 STAGE = "sampling the target"
 

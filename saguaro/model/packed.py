@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from saguaro.model.transformer import Layer, Products, Transformer
+from saguaro.types import Progress
 
 MATRICES = ("qkv", "out", "gate_up", "down")  # of a layer
 
@@ -18,15 +19,25 @@ class Packed(Protocol):
     n_bytes: int
 
 
-def pack_(model: Transformer, kind: Callable[[Tensor], Packed], products: Products, dtype: torch.dtype) -> None:
+def pack_(
+    model: Transformer,
+    kind: Callable[[Tensor], Packed],
+    products: Products,
+    dtype: torch.dtype,
+    progress: Progress = lambda *_: None,
+) -> None:
     """Pack the matrices of a model, one after the other: each is made of a tensor [out, in]."""
     if model.is_tied:
         model.embedding = nn.Parameter(model.head.t().contiguous(), requires_grad=False)
-    for layer in model.layers:
+    n_layers = len(model.layers)
+    for index, layer in enumerate(model.layers):
         assert isinstance(layer, Layer)
+        progress("packing weights", index, n_layers + 1)
         for name in MATRICES:
             _replace(layer, name, kind)
+    progress("packing weights", n_layers, n_layers + 1)
     _replace(model, "head", kind)
+    progress("packing weights", n_layers + 1, n_layers + 1)
     model.products, model.weight_dtype, model.is_packed = products, dtype, True
 
 

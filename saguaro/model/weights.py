@@ -18,17 +18,20 @@ from saguaro.model.rounded import Shape, restored, shapes_in
 from saguaro.model.shapes import EMBEDDING, HEAD, NORM, is_ignored
 from saguaro.model.spec import ModelSpec
 from saguaro.model.transformer import Layer, Transformer
+from saguaro.types import Progress
 
 
 @torch.no_grad()
-def fill(model: Transformer, tensors: Iterable[tuple[str, Tensor]]) -> None:
+def fill(model: Transformer, tensors: Iterable[tuple[str, Tensor]], progress: Progress = lambda *_: None) -> None:
     """Copy every tensor to its place. `Shapes.check` has seen that they are those that are needed."""
     places = destinations(model)
-    for name, tensor in tensors:
+    for n_done, (name, tensor) in enumerate(tensors):
+        progress("loading weights", min(n_done, len(places)), len(places))
         if is_ignored(name, model.is_tied):
             continue
         assert places[name].shape == tensor.shape, (name, tensor.shape)
         places[name].copy_(tensor)  # converts as it copies
+    progress("loading weights", len(places), len(places))
 
 
 def destinations(model: Transformer) -> dict[str, Tensor]:

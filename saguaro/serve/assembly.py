@@ -32,17 +32,17 @@ from saguaro.kernels.bundle import kernels_for
 from saguaro.kernels.ready import fastest
 from saguaro.method import Method, find_method
 from saguaro.methods import draft_side
-from saguaro.model.default import Progress
 from saguaro.model.grammar import Grammars
 from saguaro.model.load import Loaded, locate
 from saguaro.model.packed import packed_in
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.model.transformer import Transformer
 from saguaro.round import Round
+from saguaro.serve.preparation import Preparation, choose_preparation
 from saguaro.transport.inline import Inline
 from saguaro.transport.process import Process
 from saguaro.transport.silent import Silent
-from saguaro.types import DraftLink
+from saguaro.types import DraftLink, Progress
 
 START_SECONDS = 600.0  # for a draft to load
 INTER_TOKEN_S = {"cpu": 0.2, "cuda": 0.05}  # that decoding rows wait for prompts, unless told otherwise
@@ -62,6 +62,7 @@ class Parts:
     pool: PagePool
     scheduler: Scheduler
     round: Round
+    preparation: Preparation
     memory: dict[str, int]  # bytes
     seconds: dict[str, float]
 
@@ -90,7 +91,7 @@ class Assembly:
         """Every part; an error that says what to lower where the memory does not hold them."""
         config, model = self.config, self.target.model
         with self._timed("draft"):
-            draft = self._draft_model()
+            draft = self._draft_model(progress)
         kv = self._plan(draft)
         pool = PagePool(kv.n_pages, kv.page_size, config.prefix_caching)
         scheduler = Scheduler(
@@ -123,18 +124,21 @@ class Assembly:
             pool=pool,
             scheduler=scheduler,
             round=round_,
+            preparation=self._preparation(),
             memory=self.memory,
             seconds=self.seconds,
         )
 
-    def _draft_model(self) -> Transformer | None:
+    def _draft_model(self, progress: Progress) -> Transformer | None:
         """The model of a draft in this process."""
         if not self.method.needs_model:
             return None
         config = self._draft_config(n_tokens=0)
         if uses_process(self.config, self.method, config.device):
             return None
+        progress("loading the draft", 0, 1)
         draft = self.given if self.given is not None else load_draft(config, self.target.model)
+        progress("loading the draft", 1, 1)
         shared = {p.data_ptr() for p in self.target.model.parameters()}
         own = [p for p in draft.parameters() if p.data_ptr() not in shared]
         packed = [] if draft.head is self.target.model.head else packed_in(draft)
@@ -187,10 +191,9 @@ class Assembly:
         if not self.method.drafts:
             return Silent()
         config = self._draft_config(kv.n_tokens)
+        config = replace(config, prepare=self._preparation().when)
         if not uses_process(self.config, self.method, config.device):
             kernels = kernels_for(torch.device(config.device))
-            if config.prepare == "measured" and self.target.model.device.type == "cpu":
-                config = replace(config, prepare="never")  # it would be done in the target's own thread
             return Inline(draft_side(config, draft, kernels, self.grammars.start))
         _, theirs = split_cores(usable_cores(), self.config.draft_threads)
         link = Process(config, threads=self.config.draft_threads, cores=theirs, timeout=self.config.draft_timeout)
@@ -200,6 +203,16 @@ class Assembly:
             link.close()
             raise
         return link
+
+    def _preparation(self) -> Preparation:
+        """Whether outcomes are prepared, and why: in the target's own thread nothing would be hidden."""
+        return choose_preparation(
+            self.method,
+            link=self.config.link,
+            is_apart=uses_process(self.config, self.method, self._draft_config(0).device),
+            on_cpu=self.target.model.device.type == "cpu",
+            n_cores=len(usable_cores()),
+        )
 
     def _placed(self, verifier: Verifier) -> Verifier:
         """The verifier on cores of its own, beside a draft in another process."""

@@ -67,7 +67,8 @@ def chat(command: cli.Chat) -> int:
             print(legend(), file=sys.stderr)
         _talk(Talk(llm, params, Conversation(command.system), notes, command.metrics, has_color))
         if command.metrics:
-            notes.print(f"[dim]{summary}[/dim]")
+            why = llm.engine.preparation.explain(summary.prepared.n > 0)
+            notes.print(f"[dim]{summary}[/dim]" if why is None else f"[dim]{summary}\n{why}[/dim]")
     return 0
 
 

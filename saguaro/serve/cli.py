@@ -8,7 +8,6 @@ could be done.
 import contextlib
 import errno
 import io
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -389,9 +388,6 @@ Command = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the `saguaro` command."""
-    # OpenMP's threads spin while they wait for each other. On a machine that is busy with something else that makes a
-    # step 50 times slower, so let them spin for some microseconds and then sleep (docs/log.md). Read when torch loads.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe may want an encoding that cannot write every character
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
@@ -477,11 +473,11 @@ def run(command: AnyCommand) -> int:
     return status
 
 
-def load(which: ModelArgs, engine: EngineArgs, **more: Any) -> "LLM":
-    """The LLM of these arguments, with a progress bar if something must be fetched."""
+def load(which: ModelArgs, engine: EngineArgs, *, is_logged: bool = False, **more: Any) -> "LLM":
+    """The LLM of these arguments; what takes long is shown on a terminal, and in the log where there is one."""
     settings = asdict(engine.config())
     from saguaro.serve.llm import LLM
     from saguaro.serve.progress import progress_bar
 
-    with progress_bar() as progress:
+    with progress_bar(is_logged=is_logged) as progress:
         return LLM(**asdict(which), **settings, **more, progress=progress)

@@ -1,6 +1,7 @@
 """`saguaro compare`: one prompt, one method after the other, each token coloured by its origin; then a table.
 
-It ends with the words "identical output", or with "OUTPUT DIFFERS" and exit status 1.
+Below it stands what each method that can prepare does on this machine, and why. It ends with the words "identical
+output", or with "OUTPUT DIFFERS" and exit status 1.
 """
 
 import sys
@@ -31,6 +32,9 @@ def compare(command: cli.Compare) -> int:
             entrant.run(_stream, entrant, prompts[0], params, has_color)
         print()
         Console().print(table(results(entrants)))
+        for entrant in entrants:
+            if entrant.llm is not None and entrant.llm.engine.method.planner != "nothing":
+                print(f"{entrant.name}: {entrant.llm.engine.preparation}")
     return verdict(entrants)
 
 

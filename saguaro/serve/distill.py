@@ -29,7 +29,7 @@ from saguaro.distill.seeds import MOST_PROMPTS, seed_prompts
 from saguaro.distill.student import make_student, pick_layers, save_student, with_head
 from saguaro.distill.train import train
 from saguaro.errors import ConfigError
-from saguaro.model.default import DRAFT, Progress
+from saguaro.model.default import DRAFT
 from saguaro.model.load import Loaded, borrows, load, load_borrower
 from saguaro.model.transformer import Transformer
 from saguaro.model.weights import write_whole
@@ -38,6 +38,7 @@ from saguaro.serve.llm import LLM
 from saguaro.serve.metrics import Summary
 from saguaro.serve.progress import progress_bar
 from saguaro.serve.prompts import read_prompt_file
+from saguaro.types import Progress
 
 LAYERS, HEAD = 3, 8192
 MOST_MEANT = 50  # steps of whose figures the mean is told, at the beginning and at the end

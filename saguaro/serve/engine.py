@@ -18,13 +18,13 @@ from saguaro.engine.request import Request
 from saguaro.engine.scheduler import Commit
 from saguaro.errors import ConfigError, UnknownRequest
 from saguaro.kernels.ready import computed_in, packs, ready
-from saguaro.model.default import Progress
 from saguaro.model.load import Loaded, load
 from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
+from saguaro.serve.advice import check_machine
 from saguaro.serve.assembly import Assembly, choose_method, find_device, find_dtype
 from saguaro.serve.results import Completion, Delta, Result, timings_of
-from saguaro.types import FinishReason, TokenLogprobs
+from saguaro.types import FinishReason, Progress, TokenLogprobs
 
 TOO_COMPLEX = "the grammar became too complex for this text; simplify it"
 CONTEXT = 4  # tokens of the prompt that the first token's text may depend on
@@ -66,6 +66,7 @@ class Engine:
         self.loaded, self.tokenizer, self.config = loaded, tokenizer, config
         self.method, self.kv, self.n_known = parts.method, parts.kv, parts.n_known
         self.pool, self.scheduler, self.round = parts.pool, parts.scheduler, parts.round
+        self.preparation = parts.preparation  # whether outcomes are prepared, and why
         self.memory = parts.memory  # bytes that each part takes
         self.startup = parts.seconds  # that each part took to make
         self.eos_ids, self.grammars = parts.eos_ids, parts.grammars
@@ -317,9 +318,10 @@ def build_engine(
         torch.set_num_threads(config.threads)
     device = find_device("device", config.device)
     began = time.perf_counter()
+    check_machine(device, progress)
     dtype = find_dtype(config, device)
-    loaded = load(name, path, device, computed_in(dtype), by_rows=packs(dtype, device))
-    ready(loaded.model, dtype)
+    loaded = load(name, path, device, computed_in(dtype), by_rows=packs(dtype, device), progress=progress)
+    ready(loaded.model, dtype, progress)
     filled = time.perf_counter()
     words = load_tokenizer(tokenizer or path, loaded.model.spec.n_vocab, chat_template)
     read = time.perf_counter()

@@ -31,6 +31,7 @@ def describe(llm: LLM) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "method": engine.method.name,
         "draft": engine.config.draft,
+        "preparation": engine.preparation.why,
         "link": type(engine.round.draft).__name__.lower(),
         "weight_bytes": engine.loaded.weight_bytes,
         "kv_bytes": engine.kv.n_bytes,

@@ -25,6 +25,7 @@ from saguaro.model.generation import generation_defaults
 from saguaro.model.load import locate
 from saguaro.serve.engine import Engine, build_engine
 from saguaro.serve.results import Delta, Result
+from saguaro.types import Progress
 
 Prompt = str | Sequence[int]  # text, or token ids
 
@@ -41,7 +42,7 @@ class LLM:
         cache_dir: str | os.PathLike[str] | None = None,
         chat_template: str | None = None,
         generation_config: str = "auto",
-        progress: default.Progress | None = None,
+        progress: Progress | None = None,
         **settings: Any,
     ) -> None:
         """Load a model: a folder, a .gguf file, a Hub id, or None for SmolLM2-135M-Instruct and its draft.

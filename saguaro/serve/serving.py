@@ -25,6 +25,8 @@ from saguaro.serve.http.connection import Connection
 from saguaro.serve.http.listener import Listener, find_room
 from saguaro.serve.http.service import Service
 
+log = logging.getLogger(__name__)
+
 SPARE_SECONDS = 5  # after the time to drain: for responses to be sent
 LAST_SECONDS = JOIN_SECONDS + 5.0  # after that: for the engine to end
 
@@ -100,7 +102,10 @@ def serve(command: cli.Serve) -> int:
     which = command.which
     check_certificate(command.ssl_certfile, command.ssl_keyfile)
     place = bind(command.host, command.port)
-    llm = cli.load(which, command.engine, generation_config=command.generation_config)
+    llm = cli.load(which, command.engine, is_logged=True, generation_config=command.generation_config)
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in llm.engine.startup.items())
+    log.info("loaded, in seconds: %s", parts)
+    log.info("%s", llm.engine.preparation)
     names = command.served_model_name or (llm.engine.loaded.name,)
     service = Service(llm.engine, names, limits, parsers, llm.recommended)
     if llm.recommended:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from saguaro.errors import DownloadError
-from saguaro.model.default import GGUF_NAME, HUB_REPO, Progress, fetch_default, is_whole, sha256
+from saguaro.model.default import GGUF_NAME, HUB_REPO, fetch_default, is_whole, sha256
 from saguaro.model.tiny import write_tiny
+from saguaro.types import Progress
 from tests.default.hub import serve_hub
 
 

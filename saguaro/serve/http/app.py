@@ -166,5 +166,7 @@ def _speculation(service: Service) -> dict[str, Any] | None:
     if not method.drafts:
         return None
     prepares = method.planner != "nothing"
-    told = {"method": method.name, "lookahead": config.lookahead, "verification": method.verification}
-    return {**told, "prepares": prepares, "budget": config.budget if prepares else 0}
+    told: dict[str, Any] = {"method": method.name, "lookahead": config.lookahead, "verification": method.verification}
+    told |= {"prepares": prepares, "budget": config.budget if prepares else 0}
+    preparation = service.engine.preparation
+    return {**told, "preparation": preparation.when, "why_not_prepared": preparation.why_not}

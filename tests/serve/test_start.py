@@ -1,0 +1,110 @@
+"""What a start says and sets, as a user meets it: real processes."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from saguaro.model.tiny import write_tiny
+from tests.serve.http.test_command import serving
+
+N_THREADS = 1
+PHASES = ("compiling CPU kernels", "loading weights", "packing weights", "loading the draft")
+SLOW = "no C compiler (gcc, cc, clang) was found; install gcc or clang"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny(tmp_path_factory.mktemp("tiny"), "llama", num_hidden_layers=4))
+
+
+def python(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run to its end, in an environment that says nothing of threads but this."""
+    plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, *args], capture_output=True, text=True, check=False, env={**plain, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "None")],
+)
+def test_threads_do_not_spin_unless_the_user_says_so(given: dict[str, str], kept: str) -> None:
+    script = "import saguaro, os; print(os.environ.get('GOMP_SPINCOUNT')); from saguaro import LLM; import torch"
+    assert python("-c", script, **given).stdout.strip() == kept
+
+
+def test_torch_before_saguaro_is_told_once_how_to_be_faster(folder: str) -> None:
+    script = "import torch; torch.set_num_threads(2)\nfrom saguaro import LLM\n"
+    script += f"for _ in range(2): LLM({folder!r}, device='cpu', kv_memory='2MiB').close()"
+    assert python("-c", script).stderr.count("Import saguaro before torch, or set GOMP_SPINCOUNT=10000") == 1
+    assert "Import saguaro" not in python("-c", script, GOMP_SPINCOUNT="10000").stderr
+
+
+def test_without_a_c_compiler_it_is_said_once_that_this_is_slow(folder: str) -> None:
+    script = f"from saguaro import LLM\nfor _ in range(2): LLM({folder!r}, device='cpu', kv_memory='2MiB').close()"
+    assert python("-c", script, PATH="/nowhere").stderr.count(SLOW) == 1
+    args = ("-m", "saguaro", "generate", "--model", folder, "--prompt", "the", "--max-tokens", "2")
+    assert python(*args, PATH="/nowhere").stderr.count(SLOW) == 1
+    assert "slow" not in python(*args).stderr
+
+
+def test_the_log_of_a_server_has_a_line_for_each_phase(folder: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with serving(log, folder, "--kv-memory", "2MiB", "--draft", "drop:1", "--link", "inline"):
+        lines = log.read_text().splitlines()
+    told = [line for line in lines if any(phase in line for phase in PHASES)]
+    assert [line.removeprefix("INFO:").strip() for line in told] == [f"{phase} ..." for phase in PHASES]
+    assert any("loaded, in seconds: weights" in line for line in lines)
+    assert any("Nothing is prepared: with --link inline" in line for line in lines)
+
+
+def test_a_terminal_sees_what_is_loaded_and_a_pipe_does_not(folder: str) -> None:
+    args = [sys.executable, "-m", "saguaro", "generate", "--model", folder, "--prompt", "the", "--max-tokens", "2"]
+    parent, child = pty.openpty()
+    seen = b""
+    with subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=child, env={**os.environ, "COLUMNS": "100"}) as run:
+        os.close(child)
+        while piece := _read(parent):
+            seen += piece
+    assert run.returncode == 0
+    assert b"loading weights" in seen
+    assert b"packing weights" in seen
+    assert "loading" not in python(*args[1:]).stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ((), "Nothing is prepared: method ar speculates nothing."),
+        (("--method", "ngram"), "Nothing is prepared: method ngram drafts just in time."),
+        (("--draft", "drop:1", "--link", "inline"), "Nothing is prepared: with --link inline the draft works between"),
+        (("--draft", "drop:1", "--link", "inline", "--prepare", "always"), None),
+    ],
+)
+def test_metrics_say_why_nothing_is_prepared(folder: str, args: tuple[str, ...], sentence: str | None) -> None:
+    command = ("-m", "saguaro", "generate", "--model", folder, "--prompt", "the", "--metrics", "--ignore-eos")
+    told = python(*command, "--max-tokens", "12", *args).stderr
+    assert sentence in told if sentence else "Nothing" not in told
+
+
+def test_info_and_compare_say_it_too(folder: str) -> None:
+    args = ("--model", folder, "--draft", "drop:1", "--link", "inline")
+    why = json.loads(python("-m", "saguaro", "info", "--json", *args).stdout)["preparation"]
+    assert why == "Nothing is prepared: with --link inline the draft works between the target's steps, just in time."
+    compared = python("-m", "saguaro", "compare", "--prompt", "the", "--max-tokens", "8", *args).stdout
+    assert f"ssd: {why}" in compared.splitlines()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # the other end is closed
+        return b""
