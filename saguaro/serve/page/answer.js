@@ -151,7 +151,7 @@ export class Answer {
     const prepared = drafted.some((round) => round.hit || round.draft?.prepare);
     const later = this.ids.length - (this.rounds[0]?.tokens.length ?? 0); // the first tokens waited for the prompt
     return {
-      rate: later > 0 ? later / ((this.last - this.first) / 1000) : null,
+      rate: later > 0 && this.last > this.first ? later / ((this.last - this.first) / 1000) : null,
       perRound: this.rounds.length ? this.ids.length / this.rounds.length : null,
       hits: prepared ? drafted.filter((round) => round.hit).length / drafted.length : null,
       first: this.first,

@@ -9,7 +9,7 @@ export const ORIGINS = {
 };
 
 const SHAPES = {
-  rate: (value) => value.toFixed(1),
+  rate: (value) => value.toFixed(value < 1000 ? 1 : 0),
   perRound: (value) => value.toFixed(2),
   hits: (value) => `${Math.round(100 * value)} %`,
   first: (value) => (value < 1000 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(2)} s`),

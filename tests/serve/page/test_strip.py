@@ -9,7 +9,7 @@ from playwright.sync_api import Page, Route, expect
 
 from saguaro.serve.http.page import FILES, FOLDER
 from tests.serve.http.driver import Running
-from tests.serve.page.driver import Pages, answer_with, ask, bodies, chunk, finished, round_of
+from tests.serve.page.driver import NONE, Pages, answer_with, ask, bodies, chunk, finished, round_of
 
 pytestmark = pytest.mark.browser
 
@@ -129,6 +129,32 @@ def test_an_answer_may_be_as_long_as_the_context(server: Running, pages: Pages) 
     assert asked[1]["max_tokens"] == 7
     expect(page.locator(".foot")).to_contain_text("7 tokens")
     expect(page.locator(".foot")).to_contain_text("at max tokens")
+
+
+@pytest.mark.parametrize("width", [320, 360, 1180])
+def test_no_hint_is_cut_off(server: Running, pages: Pages, width: int) -> None:
+    page = pages.open(server.url, viewport={"width": width, "height": 800})
+    too_long = """all => all.filter((one) => {
+      const pen = document.createElement("canvas").getContext("2d"), style = getComputedStyle(one);
+      pen.font = style.font;
+      const room = one.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+      return pen.measureText(one.placeholder).width > room;
+    }).map((one) => one.id)"""
+    assert page.locator("#settings input:visible").evaluate_all(too_long) == []
+
+
+def test_answers_that_come_at_once_have_no_rate(server: Running, pages: Pages) -> None:
+    page = pages.open(server.url)
+    answer_with(
+        page, chunk(round_of(("a", "target")), round_of(("b", "target"), number=2), content="ab", finish="stop")
+    )
+    page.clock.install()
+    page.clock.pause_at(page.evaluate("Date.now() + 1000"))
+    ask(page, "say it")
+    finished(page)
+    page.clock.run_for(100)
+    expect(page.locator("#per-round")).to_have_text("1.00")
+    expect(page.locator("#rate")).to_have_text(NONE)
 
 
 def test_every_file_of_the_page_is_served(server: Running) -> None:
