@@ -7,7 +7,7 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from saguaro.engine.grammar import Start
+from saguaro.engine.grammar import Guide, Start
 from saguaro.engine.request import Request
 from saguaro.types import CACHE, EMPTY, Joined, Outcome, Speculation
 
@@ -79,7 +79,7 @@ class Rows:
             request = Request(str(one.slot), one.tokens[: one.n_prompt], one.params, one.seed)
             request.tokens = list(one.tokens)
             if one.params.structured is not None and self._start is not None:
-                request.grammar = self._start(one.params.structured)
+                request.grammar = Guide(self._start(one.params.structured))
             self._rows[one.slot] = Row(one.slot, request)
         return [self._rows[one.slot] for one in joined]
 

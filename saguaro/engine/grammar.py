@@ -22,11 +22,34 @@ Mask = NDArray[Any]  # [>= V / 8] uint8: bit t % 8 of byte t // 8 says whether t
 class Grammar(Protocol):
     """What one output must look like."""
 
+    is_slow: bool
+    """Whether the last mask took long. Such a row gets no speculation, and few of them share a round."""
+
     def mask(self, output: Sequence[int]) -> Mask:
         """Which tokens may follow this output; at least one. Where nothing may, the end of text."""
 
     def accepts(self, output: Sequence[int]) -> bool:
         """Whether this output, without its end of text, is complete."""
+
+
+class Guide:
+    """The grammar of a row that is drafted: it is given up when its masks take long. Proposals need not keep to it."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar, self._all, self.is_slow = grammar, np.zeros(0, np.uint8), False
+
+    def mask(self, output: Sequence[int]) -> Mask:
+        """Which tokens may follow this output, or all of them."""
+        if self.is_slow:
+            return self._all
+        mask = self._grammar.mask(output)
+        if self._grammar.is_slow:
+            self.is_slow, self._all = True, np.full_like(mask, 255)
+        return mask
+
+    def accepts(self, output: Sequence[int]) -> bool:
+        """Whether this output, without its end of text, is complete."""
+        return self._grammar.accepts(output)
 
 
 def forbid(logits: Tensor, rows: Sequence[int], masks: Sequence[Mask], n_vocab: int) -> None:  # [L, V], in place

@@ -91,6 +91,11 @@ class Request:
         return own if self.params.ignore_eos and self.grammar is None else own | self.eos_ids
 
     @property
+    def is_slow(self) -> bool:
+        """Whether this row's masks take long."""
+        return self.grammar is not None and self.grammar.is_slow
+
+    @property
     def is_broken(self) -> bool:
         """Whether the model's end of text came before the grammar was satisfied: a limit of the grammar was hit."""
         ended = self.grammar is not None and self.n_output > 0 and self.tokens[-1] in self.eos_ids

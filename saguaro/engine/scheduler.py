@@ -90,7 +90,7 @@ class Scheduler:
         self._free_slots = deque(range(max_rows))
         self._joined: list[Request] = []
         self._left: list[int] = []
-        self._n_arrived = 0
+        self._n_arrived = self._n_turns = 0
         self.n_preemptions = 0
 
     def add(self, request: Request) -> None:
@@ -140,10 +140,10 @@ class Scheduler:
     def next_batch(self) -> Batch | None:
         """The next step, pages reserved; None when there is nothing to do."""
         rows = _Rows(self.max_tokens, self.pace)
-        preempted = self.n_preemptions
+        preempted, resting = self.n_preemptions, self._resting()
         for decoding in (True, False):  # a long prompt must not make decoding rows wait
             for request in list(self.running):
-                if request in self.running and (request.n_pending == 1) == decoding:
+                if request not in resting and request in self.running and (request.n_pending == 1) == decoding:
                     self._schedule(request, rows)
             if decoding and rows:
                 rows.seconds_left = self._seconds_for_prompts(rows)
@@ -227,6 +227,15 @@ class Scheduler:
                 return new[:count]
         return new
 
+    def _resting(self) -> set[Request]:
+        """Rows that sit this step out: of those whose masks take long, one takes part, in turn. The oldest request
+        never rests."""
+        slow = [request for request in self.running[1:] if request.is_slow and request.n_pending == 1]
+        if len(slow) < 2:
+            return set()
+        self._n_turns += 1
+        return set(slow) - {slow[self._n_turns % len(slow)]}
+
     def _schedule(self, request: Request, rows: "_Rows") -> None:
         """Give a running request its row, preempting younger ones for pages if need be."""
         n_tokens = self._share(request.n_computed, request.n_pending, rows)
@@ -259,7 +268,7 @@ class Scheduler:
         """Give decoding rows room for a speculation, out of the tokens and pages that everybody else left."""
         for row in list(rows):
             request = row.request
-            if request.n_pending != 1 or not request.speculates:
+            if request.n_pending != 1 or not request.speculates or request.is_slow:
                 continue
             # The bonus needs a position too.
             room = self._limit(request) - len(request.tokens) - 1

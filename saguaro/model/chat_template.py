@@ -4,12 +4,12 @@ A template comes with the model, so it is a program from elsewhere. It sees mess
 text; it can neither import nor call anything that is not listed here. The environment is the one that templates on the
 Hub are written for: blocks are trimmed, `tojson` does not escape HTML, `raise_exception` and `strftime_now` exist.
 
-A ChatTemplate holds plain values only, so it can be sent to another process.
+A template may also never end. A server runs it in another process (`run`): what is sent there are plain values.
 """
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -24,11 +24,31 @@ import jinja2.parser
 import jinja2.runtime
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from saguaro.errors import ConfigError, RequestError
+from saguaro.errors import ConfigError, RequestError, ServiceError
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
+Run = Callable[[str, dict[str, Any]], str]  # a template and its variables to text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def run_here(source: str, given: dict[str, Any]) -> str:
+    """A template's text."""
+    return _compiled(source).render(given)
+
+
+def runner(_: object) -> Run:
+    """For a process of its own: runs templates, and raises RequestError with what they raise."""
+
+    def run(source: str, given: dict[str, Any]) -> str:
+        try:
+            return run_here(source, given)
+        except MemoryError:
+            raise
+        except Exception as e:
+            raise RequestError(str(e)[:500]) from e
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -38,6 +58,7 @@ class ChatTemplate:
     source: str
     variables: Mapping[str, str] = field(default_factory=dict)
     name: str = "the model"  # whose template it is, for messages
+    run: Run = field(default=run_here, compare=False)
 
     @property
     def names(self) -> frozenset[str]:
@@ -80,7 +101,9 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         try:
-            text = _compiled(self.source).render(given)
+            text = self.run(self.source, given)
+        except ServiceError:
+            raise
         except Exception as e:  # a template is a program: it raises what it likes
             raise RequestError(f"the chat template of {self.name} refuses this conversation: {str(e)[:500]}") from e
         if not end:

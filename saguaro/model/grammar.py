@@ -6,10 +6,11 @@ differs, so speculated tokens, rejections and preemption need no path of their o
 llguidance is imported when the first grammar is asked for.
 """
 
-import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -18,19 +19,14 @@ from numpy.typing import NDArray
 
 from saguaro.config import Structured
 from saguaro.errors import ConfigError
-from saguaro.model.one_of import settle
+from saguaro.model.compiler import Compiler, is_too_ambiguous
 from saguaro.model.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-# Beside llguidance's own: a state takes 1 to 2 kB.
-LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
 MAX_CACHED = 64  # compiled grammars kept
-MAX_RENEWALS = 8  # times one output may have its grammar compiled anew
-MAX_TRIED = 200  # parts of a schema that are looked at to say where it is wrong
-# A space, or a line and its indentation. Whitespace without end is what small models get lost in; a schema may ask for
-# other whitespace by "x-guidance".
-WHITESPACE = r"( |\n[ \t]{0,32})"
+MAX_RENEWALS = 8  # times one output may begin anew with a grammar that hit a limit
+SLOW_SECONDS = 0.02  # of a core, for one mask: from here on a row counts as slow
 
 
 class Grammars:
@@ -53,12 +49,20 @@ class Grammars:
             if found is not None:
                 self._compiled.move_to_end(structured)
                 return found
-        matcher = self._new(structured)
+        matcher = self._compiler(structured.kind, structured.text)
         with self._lock:
             self._compiled[structured] = matcher
             while len(self._compiled) > MAX_CACHED:
                 self._compiled.popitem(last=False)
         return matcher
+
+    def has(self, structured: Structured) -> bool:
+        """Whether a grammar is compiled; then it is among the last to be dropped."""
+        with self._lock:
+            is_there = structured in self._compiled
+            if is_there:
+                self._compiled.move_to_end(structured)
+            return is_there
 
     def _renew(self, structured: Structured) -> Any:
         """Compile once more: outputs share the states that a grammar has come through, and so their limit."""
@@ -66,66 +70,31 @@ class Grammars:
             self._compiled.pop(structured, None)
         return self.compile(structured)
 
-    def _new(self, structured: Structured) -> Any:
-        matcher, why = self._try(structured.kind, structured.text)
-        if matcher is not None:
-            return matcher
-        if structured.kind == "json":
-            why = f"{self._where(json.loads(structured.text), why)}{why}"
-        raise ConfigError(f"structured.{structured.kind} cannot be served: {_short(why)}")
-
-    def _try(self, kind: str, text: str) -> tuple[Any, str]:
-        """A compiled grammar, or None and what is wrong."""
-        from llguidance import LLMatcher, LLParserLimits
-
-        try:
-            grammar = _grammar(kind, text)
-        except (ValueError, RecursionError) as e:
-            return None, str(e)
-        matcher = LLMatcher(self._words, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
-        if matcher.is_error():
-            return None, matcher.get_error().strip()
-        matcher.compute_bitmask()
-        return (None, "no text matches it") if matcher.is_error() else (matcher, "")
-
-    def _where(self, schema: Any, why: str) -> str:
-        """The innermost part of a schema that is wrong in this very way, as `at properties.age: `."""
-        for path, part in _parts(schema)[-MAX_TRIED:][::-1]:
-            if self._try("json", json.dumps(part))[1] == why:
-                return f"at {'.'.join(path)}: " if path else ""
-        return ""
+    def warm(self) -> None:
+        """Get ready for the first grammar: reading the tokenizer holds every thread of the interpreter up."""
+        _ = self._compiler
 
     @cached_property
-    def _words(self) -> Any:
-        """llguidance's tokenizer."""
-        import llguidance.hf
-
+    def setting(self) -> dict[str, Any]:
+        """A Compiler's arguments, plain values that can be sent to another process."""
         if not self._ends:
             raise ConfigError("structured output needs a model with an end-of-text token, and this one has none")
         tokenizer = self._tokenizer()
+        backend = getattr(tokenizer.inner, "backend_tokenizer", None)
+        if backend is None:
+            raise ConfigError(f"structured output cannot read the tokenizer {tokenizer.name}: it has no tokenizer.json")
+        plain = copy(backend)
+        plain.no_padding()
+        plain.no_truncation()
+        return {"tokenizer": plain.to_str(), "n_vocab": self._n_vocab, "ends": self._ends}
+
+    @cached_property
+    def _compiler(self) -> Compiler:
+        setting = self.setting
         try:
-            return llguidance.hf.from_tokenizer(tokenizer.inner, n_vocab=self._n_vocab, eos_token=self._ends)
+            return Compiler(**setting)
         except ValueError as e:
-            raise ConfigError(f"structured output cannot read the tokenizer {tokenizer.name}: {e}") from e
-
-
-def _grammar(kind: str, text: str) -> str:
-    """What llguidance reads."""
-    from llguidance import LLMatcher, grammar_from
-
-    if kind == "json":
-        return LLMatcher.grammar_from_json_schema(settle(text), defaults={"whitespace_pattern": WHITESPACE})
-    if kind == "regex":
-        return LLMatcher.grammar_from_regex(text)
-    if kind == "choice":
-        ways = " | ".join(json.dumps(way, ensure_ascii=False) for way in json.loads(text))
-        return LLMatcher.grammar_from_lark(f"start: {ways}")
-    return grammar_from("grammar", text)
-
-
-def _short(why: str) -> str:
-    """Both ends of a message: some quote the whole grammar in between."""
-    return why if len(why) <= 1000 else f"{why[:500]} ... {why[-500:]}"
+            raise ConfigError(f"structured output cannot read the tokenizer {self._tokenizer().name}: {e}") from e
 
 
 class Matcher:
@@ -136,26 +105,40 @@ class Matcher:
         bits = np.zeros(-(-n_vocab // 8) * 8, np.uint8)
         bits[list(ends)] = 1
         self._only_end: NDArray[Any] = np.packbits(bits, bitorder="little")
-        self._state, self._text, self._is_exhausted = beginning.deep_copy(), list[int](), False
+        self._beginning, self._state = beginning, beginning.deep_copy()
+        self._text, self._is_exhausted = list[int](), False
+        self._beyond: list[int] | None = None  # a text that is too ambiguous: so is every text that begins with it
+        self.is_slow = False  # whether the last mask took long
 
     def mask(self, output: Sequence[int]) -> NDArray[Any]:  # [V / 8] uint8
         """Which tokens may follow; the end alone after what the grammar does not allow, and where a limit is hit."""
-        return self._ask(self._look, output, self._only_end)
+        began = time.thread_time()
+        mask = self._ask(self._look, output, self._only_end)
+        self.is_slow = time.thread_time() - began > SLOW_SECONDS
+        return mask
 
     def accepts(self, output: Sequence[int]) -> bool:
         """Whether this output, without its end of text, is complete."""
         return self._ask(lambda text: self._reach(text) and bool(self._state.is_accepting()), output, False)
 
     def _ask(self, question: Callable[[Sequence[int]], T], output: Sequence[int], otherwise: T) -> T:
-        """The answer, from a grammar compiled anew if a limit is hit: others may have used it up."""
+        """The answer. Where a limit is hit that others may have used up, from a grammar compiled anew."""
+        if self._beyond is not None and list(output[: len(self._beyond)]) == self._beyond:
+            return otherwise
         for _ in range(2):
             answer = question(output)
             if not (self._state.is_error() or self._is_exhausted):
                 return answer
+            is_ambiguous = is_too_ambiguous(self._state)  # this text is: no other grammar state helps
+            if is_ambiguous:
+                self._beyond = list(output)
             if self._n_renewals == 0:
                 break
             self._n_renewals -= 1
-            self._state, self._text = self._renew().deep_copy(), []
+            self._beginning = self._beginning if is_ambiguous else self._renew()
+            self._state, self._text = self._beginning.deep_copy(), []
+            if is_ambiguous:
+                break
         return otherwise
 
     def _look(self, output: Sequence[int]) -> NDArray[Any]:
@@ -179,20 +162,3 @@ class Matcher:
         # At its limit llguidance refuses a token without an error, though its mask allows it.
         self._is_exhausted = n_taken < until and bool(self._bits()[new[n_taken] // 8] >> (new[n_taken] % 8) & 1)
         return len(self._text) == len(output)
-
-
-def _parts(schema: Any) -> list[tuple[list[str], Any]]:
-    """Every object in a schema with the way to it, outer ones before inner ones.
-
-    >>> _parts({"items": [{"type": "null"}]})
-    [([], {'items': [{'type': 'null'}]}), (['items', '0'], {'type': 'null'})]
-    """
-    found: list[tuple[list[str], Any]] = []
-    ahead: list[tuple[list[str], Any]] = [([], schema)]
-    while ahead:
-        path, part = ahead.pop()
-        if isinstance(part, dict):
-            found.append((path, part))
-        inner = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
-        ahead += [([*path, str(key)], value) for key, value in inner]
-    return found

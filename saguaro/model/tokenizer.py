@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from saguaro.errors import RequestError, SaguaroError, TokenizerMismatch
-from saguaro.model.chat_template import ChatTemplate, Message, check_messages, read_template
+from saguaro.model.chat_template import ChatTemplate, Message, Run, check_messages, read_template, run_here
 from saguaro.model.files import is_there, neighbour, read_json, shortened
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.gguf_tokenizer import build_tokenizer, token_text
@@ -34,6 +34,7 @@ class Tokenizer:
 
     def __init__(self, inner: Any, name: str) -> None:
         self.inner, self.name = inner, name  # transformers' own
+        self.run_template: Run = run_here
         self.spelling: dict[int, str] = {token: text for text, token in inner.get_vocab().items()}
         self.n_vocab: int = max(self.spelling) + 1  # ids the tokenizer can make or read
         self.eos_id: int | None = inner.eos_token_id
@@ -69,7 +70,7 @@ class Tokenizer:
             source = source.get("default")
         if source is None:
             raise TokenizerMismatch(f"{self.name} has no chat template; use generate with a plain prompt")
-        return ChatTemplate(source, self.inner.special_tokens_map, self.name)
+        return ChatTemplate(source, self.inner.special_tokens_map, self.name, self.run_template)
 
     def encode_chat(self, messages: Sequence[Message], *, parse_special: bool = False, **options: Any) -> list[int]:
         """Tokens of a conversation, ready for the assistant's next turn; options are those of ChatTemplate.render.

@@ -26,7 +26,7 @@ from saguaro.serve.assembly import Assembly, choose_method, find_device, find_dt
 from saguaro.serve.results import Completion, Delta, Result, timings_of
 from saguaro.types import FinishReason, Progress, TokenLogprobs
 
-TOO_COMPLEX = "the grammar became too complex for this text; simplify it"
+TOO_COMPLEX = "the grammar became too complex or too ambiguous for this text; simplify it"
 CONTEXT = 4  # tokens of the prompt that the first token's text may depend on
 
 

@@ -124,6 +124,7 @@ def serve(command: cli.Serve) -> int:
         ssl_certfile=command.ssl_certfile,
         ssl_keyfile=command.ssl_keyfile,
     )
+    service.warm()
     # The last resort, should a library hold the interpreter: it says where and ends the process.
     last = limits.drain_seconds + SPARE_SECONDS + LAST_SECONDS
     server = Server(config, service, on_drain=lambda: faulthandler.dump_traceback_later(last, exit=True))

@@ -1,12 +1,14 @@
 """Masks in logits: what is written on a CPU is what is written on a device."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saguaro.algo.sampling import NEVER
-from saguaro.engine.grammar import forbid, together
+from saguaro.engine.grammar import Guide, Mask, forbid, together
 
 
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
@@ -30,3 +32,29 @@ def test_only_what_a_mask_allows_is_left(n_vocab: int, n_padding: int, seed: int
         found = logits.clone()
         way(found, rows, masks, n_vocab)
         assert found.equal(wanted)
+
+
+class Slow:
+    """Whose third mask takes long."""
+
+    def __init__(self) -> None:
+        self.is_slow, self.n_asked = False, 0
+
+    def mask(self, output: Sequence[int]) -> Mask:
+        self.n_asked += 1
+        self.is_slow = self.n_asked == 3
+        return np.array([1, 2], np.uint8)
+
+    def accepts(self, output: Sequence[int]) -> bool:
+        return len(output) == 1
+
+
+def test_a_draft_gives_up_a_grammar_that_takes_long() -> None:
+    slow = Slow()
+    guide = Guide(slow)
+    for n_asked in range(1, 6):
+        assert guide.mask([]).tolist() == ([1, 2] if n_asked <= 3 else [255, 255])
+        assert guide.is_slow == (n_asked >= 3)
+    assert slow.n_asked == 3
+    assert guide.accepts([1])
+    assert not guide.accepts([])

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from saguaro.algo.verification import accept
 from saguaro.config import SamplingParams
+from saguaro.engine.grammar import Mask
 from saguaro.engine.pace import UNBOUND, Patience
 from saguaro.engine.pages import PagePool
 from saguaro.engine.request import Request
@@ -458,6 +460,51 @@ def test_a_request_that_does_not_speculate_gets_no_lookahead() -> None:
     done = target.step()
     assert done is not None
     assert [row.lookahead for row in done[0].rows] == [3, 0]
+
+
+class SlowGrammar:
+    """Whose masks take long."""
+
+    is_slow = True
+
+    def mask(self, output: Sequence[int]) -> Mask:
+        return np.zeros(0, np.uint8)
+
+    def accepts(self, output: Sequence[int]) -> bool:
+        return True
+
+
+def test_rows_whose_masks_take_long_take_turns_and_get_no_lookahead() -> None:
+    scheduler = new_scheduler(lookahead=2, max_tokens=32)
+    requests = [new_request([1], 12, stops=False) for _ in range(4)]
+    for request in requests:
+        scheduler.add(request)
+    ordinary, *slow = requests
+    target = FakeTarget(scheduler)
+    target.step()
+    for request in slow:
+        request.grammar = SlowGrammar()
+    for _ in range(3):
+        done = target.step()
+        assert done is not None
+        assert [(row.request is ordinary, row.lookahead) for row in done[0].rows] == [(True, 2), (False, 0)]
+    assert [request.n_output for request in requests] == [4, 2, 2, 2]
+    drain(target)
+
+
+def test_a_slow_row_that_gives_its_pages_back_does_not_stop_the_others() -> None:
+    """Three rows in memory for fewer, at every moment that one of them may have its turn."""
+    for n_turns in range(3):
+        scheduler = new_scheduler(n_pages=8, page_size=1, max_length=8)
+        for _ in range(3):
+            scheduler.add(new_request([1, 2], 5, stops=False))
+        target = FakeTarget(scheduler)
+        target.step()
+        scheduler._n_turns = n_turns
+        for request in list(scheduler.running):
+            request.grammar = SlowGrammar()
+        drain(target)
+        assert scheduler.n_preemptions > 0
 
 
 def test_a_right_speculation_saves_its_length_in_steps() -> None:

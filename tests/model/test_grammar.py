@@ -9,7 +9,7 @@ import pytest
 
 from saguaro.config import MAX_STRUCTURED, Structured
 from saguaro.errors import ConfigError
-from saguaro.model import grammar
+from saguaro.model import compiler, grammar
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.grammar import Grammars, Matcher
 from saguaro.model.tiny import EOS_ID, tiny_model, tiny_tokenizer
@@ -193,7 +193,7 @@ def test_a_limit_hit_on_the_way_ends_the_text_and_does_not_accept_it(
     tiny: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A matcher in trouble allows the end alone; elsewhere in the text it goes on."""
-    monkeypatch.setitem(grammar.LIMITS, "max_lexer_states", 30)
+    monkeypatch.setitem(compiler.LIMITS["grammar"], "max_lexer_states", 30)
     matcher = tiny.start(Structured(grammar='start: "ab" rest\nrest: /.*[xy].{20}/'))
     assert len(allowed(matcher, [*b"abc"])) > 100
     assert allowed(matcher, [*b"abcx"]) == [EOS_ID]
@@ -203,7 +203,7 @@ def test_a_limit_hit_on_the_way_ends_the_text_and_does_not_accept_it(
 
 def test_a_limit_used_up_by_others_is_no_limit(tiny: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs share a grammar's states: what some looked at must not change what another may say."""
-    monkeypatch.setitem(grammar.LIMITS, "max_lexer_states", 150)
+    monkeypatch.setitem(compiler.LIMITS["grammar"], "max_lexer_states", 150)
     chance, structured = random.Random(0), Structured(grammar='start: "ab" all\nall: /.*[xy].{20}/')
     compiled = tiny.compile(structured)
     matchers = [tiny.start(structured) for _ in range(4)]
@@ -227,3 +227,90 @@ def test_grammars_are_compiled_once_and_the_last_are_kept(monkeypatch: pytest.Mo
 def test_a_model_without_an_end_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs a model with an end-of-text token"):
         grammars_of(tiny_tokenizer(), []).compile(Structured(regex="a"))
+
+
+# Limits
+
+
+def _object(names: list[str], schema: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": dict.fromkeys(names, schema), "additionalProperties": False, **more}
+
+
+_TEXT = {"type": "string"}
+_NAMES = [f"property_{i}" for i in range(300)]
+_TREE = {"$defs": {"t": _object(["left", "right", "kids"], {"$ref": "#/$defs/t"})}, "$ref": "#/$defs/t"}
+_FORMATS = ["date-time", "uri", "email", "uuid", "hostname", "ipv6"]
+_NESTED: dict[str, Any] = {"type": "integer"}
+for _ in range(12):
+    _NESTED = {"type": "array", "items": _NESTED, "maxItems": 40}
+ORDINARY = [
+    Structured(json=_object(_NAMES, _TEXT, required=_NAMES)),
+    Structured(json=_object(_NAMES, {"type": ["string", "integer", "null"]})),
+    Structured(json=_object(["a", "b"], {"enum": [f"value number {i * 7919 % 2000}" for i in range(2000)]})),
+    Structured(json={"anyOf": [_object([f"x{i}", "name"], _TEXT) for i in range(200)]}),
+    Structured(json=_TREE),
+    Structured(json=_NESTED),
+    Structured(json={"type": "object", "properties": {name: {**_TEXT, "format": name} for name in _FORMATS}}),
+    Structured(json=_object(["a", "b"], {**_TEXT, "minLength": 3, "maxLength": 5000})),
+    Structured(regex=r"[a-zA-Z0-9._%+-]{1,64}@([a-zA-Z0-9-]{1,63}\.){1,8}[a-zA-Z]{2,24}"),
+    Structured(regex=r"([A-Z][a-z]{2,20}( [a-z]{1,20}){3,40}\. ){1,50}"),
+    Structured(regex="(" + "|".join(f"word{i}[a-z]{{0,{i % 30}}}" for i in range(1500)) + ")+"),
+    Structured(choice=tuple(f"choice {i * 7919 % 3000}" for i in range(3000))),
+    Structured(grammar='start: expr\nexpr: expr "+" expr | expr "*" expr | "(" expr ")" | NUMBER\nNUMBER: /[0-9]+/'),
+    Structured(grammar='root ::= item (", " item)*\nitem ::= [a-z]+ | "[" root "]"'),
+]
+
+
+@pytest.mark.parametrize("structured", ORDINARY, ids=range(len(ORDINARY)))
+def test_ordinary_grammars_are_within_the_limits(tiny: Grammars, structured: Structured) -> None:
+    matcher = tiny.start(structured)
+    for seed in range(2):
+        text = walk(matcher, random.Random(seed), {EOS_ID}, longest=60)
+        assert len(text) == 60 or matcher.accepts(text)
+
+
+def test_a_limit_that_is_hit_is_named(tiny: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lexer that has become too large is no reason to say that no text matches."""
+    monkeypatch.setitem(compiler.LIMITS["regex"], "step_lexer_fuel", 100)
+    with pytest.raises(ConfigError, match="its regular expressions are too large; use fewer or smaller repetitions"):
+        tiny.compile(Structured(regex="((((([a-z]?){20}){20}){20}){20}){20}"))
+
+
+def test_a_regex_that_cannot_go_on_is_refused_at_once(tiny: Grammars) -> None:
+    with pytest.raises(ConfigError, match="its regular expressions are too large"):
+        tiny.compile(Structured(regex="(((a{100}){100}){100}){100}"))
+
+
+def test_looking_for_what_is_wrong_ends(tiny: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    wish = Structured(json={"properties": {"a": {"type": "strin"}}})
+    with pytest.raises(ConfigError, match=r"served: at properties\.a: Invalid type: strin"):
+        tiny.compile(wish)
+    monkeypatch.setattr(compiler, "TRY_SECONDS", -1.0)
+    with pytest.raises(ConfigError, match="served: Invalid type: strin"):
+        tiny.compile(wish)
+
+
+def test_a_text_that_is_too_ambiguous_ends(tiny: Grammars) -> None:
+    """Whatever came before: it is the text that hits the limit. Another text goes on."""
+    structured = Structured(grammar='start: start start start start | "a" | "b" |')
+    matcher, text = tiny.start(structured), list(b"a")
+    while allowed(matcher, text) != [EOS_ID]:
+        assert len(text) < 1000
+        text.append(ord("a"))
+    assert len(text) > 50
+    assert not matcher.accepts(text)
+    assert allowed(matcher, [*text, ord("a")]) == [EOS_ID]
+    other = tiny.start(structured)
+    assert len(allowed(other, text[:-1])) > 1
+    assert allowed(other, text) == [EOS_ID]
+    assert len(allowed(matcher, text[:20])) > 1
+    assert matcher.accepts(text[:20])
+
+
+def test_a_mask_that_takes_long_is_noticed(tiny: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher = tiny.start(Structured(regex="[a-z]{1,9}"))
+    matcher.mask([])
+    assert not matcher.is_slow
+    monkeypatch.setattr(grammar, "SLOW_SECONDS", 0.0)
+    matcher.mask([])
+    assert matcher.is_slow

@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from saguaro.draft.rows import Rows
-from saguaro.engine.grammar import Mask
+from saguaro.engine.grammar import Guide, Mask
 from saguaro.engine.request import Request
 from tests.round import tabular
 from tests.round.tabular import (
@@ -30,13 +30,17 @@ DRAFT = draft_of(TARGET, 24, n_sure=3)
 
 
 class NoTwins:
-    """No token twice in a row, and the first is not 0."""
+    """No token twice in a row, and the first is not 0; its masks after so many tokens take long."""
+
+    def __init__(self, slow_after: Sequence[int] = ()) -> None:
+        self.is_slow, self._slow_after = False, slow_after
 
     def may(self, output: Sequence[int]) -> list[int]:
         last = output[-1] if output else 0
         return [token for token in range(3) if token != last]
 
     def mask(self, output: Sequence[int]) -> Mask:
+        self.is_slow = len(output) in self._slow_after
         return np.array([sum(1 << token for token in self.may(output))], np.uint8)
 
     def accepts(self, output: Sequence[int]) -> bool:
@@ -49,15 +53,16 @@ def masked(law: Tensor, text: Text) -> Tensor:
     return law.new_tensor([p if token in may else 0.0 for token, p in enumerate(law.tolist())]) / float(law[may].sum())
 
 
-@pytest.fixture(params=["target", "both"])
+@pytest.fixture(params=["target", "both", "slow"])
 def guided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who knows the grammar: the target alone, or the draft too."""
-    plain = tabular.new_requests
+    """Who knows the grammar: the target alone, or the draft too; slow: both, and now and then a mask takes long, so
+    that rows sit rounds out, get no speculation, and the draft gives the grammar up."""
+    plain, slow_after = tabular.new_requests, (0, 2) if request.param == "slow" else ()
 
     def new_requests(setting: Setting) -> list[Request]:
         requests = plain(setting)
         for one in requests:
-            one.grammar = NoTwins()
+            one.grammar = NoTwins(slow_after)
         return requests
 
     admit = Rows.admit
@@ -65,11 +70,11 @@ def guided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     def admit_guided(self: Rows, joined: Any) -> Any:
         rows = admit(self, joined)
         for row in rows:
-            row.request.grammar = NoTwins()
+            row.request.grammar = Guide(NoTwins((1,) if slow_after else ()))
         return rows
 
     monkeypatch.setattr(tabular, "new_requests", new_requests)
-    if request.param == "both":
+    if request.param != "target":
         monkeypatch.setattr(Rows, "admit", admit_guided)
     return str(request.param)
 

@@ -17,7 +17,7 @@ from saguaro.errors import ConfigError
 from saguaro.kernels import native
 from saguaro.kernels.bundle import plain_kernels
 from saguaro.methods import METHODS
-from saguaro.model import grammar
+from saguaro.model import compiler
 from saguaro.model.tiny import EOS_ID, write_tiny
 from saguaro.serve import assembly
 from saguaro.serve.metrics import Summary
@@ -203,7 +203,7 @@ def test_a_grammar_that_cannot_be_is_refused_before_it_is_accepted(tiny: LLM) ->
 def test_a_grammar_that_becomes_too_complex_ends_its_request_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(grammar.LIMITS, "max_lexer_states", 30)
+    monkeypatch.setitem(compiler.LIMITS["grammar"], "max_lexer_states", 30)
     llm = LLM(folder, device="cpu", kv_memory="2MiB")
     wish = Structured(grammar='start: "ab" rest\nrest: /[xyz]*[xy].{20}/')
     broken, fine = run(llm.engine, ["the", "an"], [sample(structured=wish), sample(8, ignore_eos=True)])

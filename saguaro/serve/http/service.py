@@ -1,5 +1,6 @@
 """What every endpoint needs: the engine's front, names, limits, and words into tokens without holding anybody up."""
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -8,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from saguaro.config import SamplingParams
-from saguaro.errors import PromptTooLong
+from saguaro.errors import ConfigError, PromptTooLong
 from saguaro.serve.engine import Engine
 from saguaro.serve.front import Front
 from saguaro.serve.http.body import SMALL, read_body
@@ -18,6 +19,7 @@ from saguaro.serve.http.readers import Readers
 from saguaro.serve.prometheus import Metrics
 from saguaro.serve.tools.dialect import Dialect
 from saguaro.serve.tools.parsers import Parsers
+from saguaro.serve.vetted import Uncompiled, VettedGrammars, VettedTemplates
 
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
@@ -45,6 +47,9 @@ class Service:
         self.tokenizer = engine.tokenizer.copy()  # the engine's thread has its own
         self.tokenizer.encode(" ")  # the first call may change settings, which nobody else may see happen
         self._longest_word = max(len(text) for text in self.tokenizer.spelling.values())
+        self.grammars, self.templates = VettedGrammars(engine.grammars), VettedTemplates()
+        self.tokenizer.run_template = self.templates
+        self._compilers = Readers(1, "saguaro-grammars")  # one: first come, first served
         self._readers = Readers(READERS, "saguaro-tokens")
         # One thread: pydantic holds the interpreter while it works, so the event loop waits for one body at most.
         self._bodies = Readers(1, "saguaro-bodies")
@@ -58,9 +63,18 @@ class Service:
         """Begin to serve."""
         self.front.start()
 
+    def warm(self) -> None:
+        """Get ready for grammars and templates, before they are asked for."""
+        self.templates.worker.start()
+        with contextlib.suppress(ConfigError):  # a model that cannot be held to a grammar says so when it is asked to
+            self.grammars.warm()
+
     async def close(self) -> None:
         """End everything."""
+        self.grammars.worker.close()
+        self.templates.worker.close()
         await self.front.close()
+        self._compilers.close()
         self._readers.close()
         self._bodies.close()
 
@@ -71,8 +85,13 @@ class Service:
             raise APIError(404, message, param="model", code="model_not_found")
 
     async def read(self, function: Callable[..., T], *args: object) -> T:
-        """Call a function of the tokenizer beside everything else."""
-        return await self._readers.call(function, *args)
+        """Call a function of the tokenizer beside everything else; once more when a grammar that it needs is there, or
+        is known to be refused."""
+        while True:
+            try:
+                return await self._readers.call(function, *args)
+            except Uncompiled as e:
+                await self._compilers.call(self.grammars.settle, e.structured)
 
     async def read_body(self, kind: type[B], raw: bytes) -> B:
         """The model of a body; a large one is read beside everything else."""
@@ -85,7 +104,8 @@ class Service:
         return self.check(tokens, params)
 
     def check(self, tokens: list[int], params: SamplingParams) -> list[int]:
-        """The tokens that are served of a prompt; raises if none can be."""
+        """The tokens that are served of a prompt; raises if none can be. For `read`."""
+        self.grammars.check(params.structured)
         tokens = self.engine.truncate(tokens, params)
         self.engine.check(tokens, params)
         return tokens

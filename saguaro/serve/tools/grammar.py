@@ -14,7 +14,7 @@ from typing import Any
 
 from saguaro.config import Structured
 from saguaro.errors import ConfigError
-from saguaro.model.grammar import WHITESPACE
+from saguaro.model.compiler import WHITESPACE
 from saguaro.serve.tools.declared import Declared, Tool
 from saguaro.serve.tools.formats import Format, Thinking
 

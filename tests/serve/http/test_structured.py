@@ -2,14 +2,22 @@
 
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from saguaro import LLM
+from saguaro.model import compiler, grammar
+from saguaro.serve import vetted
 from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.protocol import CompletionRequest
 from saguaro.serve.http.structured import _openai, _vllm, structured
-from tests.serve.http.driver import Running
+from saguaro.serve.vetted import VettedGrammars
+from tests.serve.http.driver import LONG, Running, running
+from tests.transport.target import is_running
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 MEANT: list[tuple[dict[str, Any], Any]] = [
@@ -91,3 +99,85 @@ def test_a_form_that_cannot_be_is_refused(server: Running, given: dict[str, Any]
     answer = server.post("/v1/completions", {"prompt": "the", **given})
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["error"]["message"]
+
+
+# What one client asks for, and what another notices
+
+_PATTERN = {"type": "string", "pattern": "(((([a-z]{1,20}){1,20}){1,20}){1,20})"}
+MANY = {"type": "object", "properties": {f"p{i}": _PATTERN for i in range(189)} | {"bad": {"type": "strin"}}}
+TOO_MUCH: list[tuple[dict[str, Any], str]] = [
+    ({"json": MANY}, "at properties.bad: Invalid type: strin"),
+    ({"regex": "(((a{100}){100}){100}){100}"}, "its regular expressions are too large"),
+    ({"regex": "((((([a-z]?){20}){20}){20}){20}){20}"}, ""),
+    ({"grammar": "start: " + " ".join(["X"] * 400) + "\nX: /[a-z]*[a-z]*[a-z]*/"}, "too many rules apply at once"),
+]
+
+
+@pytest.mark.parametrize("at", range(len(TOO_MUCH)))
+def test_a_grammar_that_takes_too_much_is_refused_in_time(llm: LLM, at: int) -> None:
+    """Four at once, in a process of its own, beside ordinary streams; what is said about them is true."""
+    wish, message = TOO_MUCH[at]
+    body = {"prompt": "the", "max_tokens": 8, "structured_outputs": wish, "seed": 1}
+    with running(llm) as server, ThreadPoolExecutor(4) as clients:
+        (alone,) = _texts(server.events("/v1/completions", {"prompt": "the end", **LONG}))
+        began = time.monotonic()
+        asked = [clients.submit(server.post, "/v1/completions", body) for _ in range(4)]
+        streams = 0
+        while streams == 0 or not all(one.done() for one in asked):
+            assert _texts(server.events("/v1/completions", {"prompt": "the end", **LONG})) == [alone]
+            streams += 1
+        assert time.monotonic() - began < 30
+        answers = [one.result() for one in asked]
+        if message:
+            assert {answer.status_code for answer in answers} == {400}
+            assert all(message in answer.json()["error"]["message"] for answer in answers)
+        assert all("no text matches" not in answer.text for answer in answers)
+        assert re.fullmatch("ab", _text(server, regex="ab"))
+
+
+def test_a_grammar_that_takes_too_long_ends_the_process_that_compiles_it(llm: LLM) -> None:
+    """It is replaced, and nothing of it is left here."""
+    with running(llm) as server:
+        server.service.grammars = VettedGrammars(llm.engine.grammars, replace(vetted.GRAMMAR, core_seconds=0.03))
+        assert _text(server, regex="ab") == "ab"
+        first = server.service.grammars.worker.pid
+        long = "start: " + " ".join(f"r{i}" for i in range(3000)) + "\n"
+        long += "\n".join(f'r{i}: "word{i}" | /x{i}[a-z]+/' for i in range(3000))
+        for _ in range(2):
+            answer = server.post("/v1/completions", {"prompt": "the", "structured_outputs": {"grammar": long}})
+            assert answer.status_code == 400
+            assert "to compile it takes more than 0.03 seconds of processor time" in answer.text
+        second = server.service.grammars.worker.pid
+        assert second not in (None, first)
+        assert _text(server, regex="a[b]") == "ab"
+        assert server.service.grammars.worker.pid == second, "a refusal is remembered"
+    assert server.service.grammars.worker.pid is None
+    assert not is_running(second)
+
+
+def test_an_ambiguous_grammar_ends_its_own_request_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such rows get no speculation and take turns: the others go on at their pace, and their texts are the same."""
+    monkeypatch.setitem(compiler.LIMITS["grammar"], "max_items_in_row", 120)
+    monkeypatch.setattr(grammar, "SLOW_SECONDS", 0.0)
+    wish = {"grammar": 'start: start start start start | "a" |'}
+    body = {"prompt": "the", "max_tokens": 200, "structured_outputs": wish, "logit_bias": {"97": 50}, "seed": 1}
+    with running(llm) as server, ThreadPoolExecutor(4) as clients:
+        (alone,) = _texts(server.events("/v1/completions", {"prompt": "the end", **LONG}))
+        asked = [clients.submit(server.post, "/v1/completions", body) for _ in range(4)]
+        streams = 0
+        while streams == 0 or not all(one.done() for one in asked):
+            assert _texts(server.events("/v1/completions", {"prompt": "the end", **LONG})) == [alone]
+            streams += 1
+        for answer in (one.result() for one in asked):
+            assert answer.status_code == 400
+            assert "too complex or too ambiguous for this text" in answer.json()["error"]["message"]
+
+
+def _text(server: Running, **wish: Any) -> str:
+    text: str = server.complete("the", max_tokens=20, structured_outputs=wish)["choices"][0]["text"]
+    return text
+
+
+def _texts(events: list[Any]) -> list[str]:
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    return ["".join(event["choices"][0]["text"] for event in events)]
