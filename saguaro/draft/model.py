@@ -180,8 +180,11 @@ class ModelDrafter:
     def read(self, rows: Sequence[Row], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
         """Compute up to MAX_READ tokens of texts that are far behind, chunk by chunk; in any time a page of the first.
 
-        On a device it is launching them that is timed: there a small model's MAX_READ tokens are bound enough.
+        The seconds are for rows that are drafted for and would wait: with none of these there is no hurry. A device
+        reads in the background, where a small model's MAX_READ tokens are bound enough.
         """
+        if self._model.device.type != "cpu" or not any(self.is_near(row) for row in rows):
+            seconds = math.inf
         left, began = MAX_READ, now()
         least = self.cache.page_size
         for row in rows:
