@@ -149,11 +149,14 @@ def logprobs(logits: Tensor, tokens: Tensor, n_top: int) -> tuple[TokenLogprobs,
 
 
 def prompt_logprobs(logits: Tensor, tokens: Tensor, n_top: int) -> tuple[TokenLogprobs, ...]:  # [n, V], [n]
-    """The same of a prompt's tokens, with their ranks; one beyond the vocabulary has no probability and comes last."""
+    """The same of a prompt's tokens, with their ranks; one beyond the vocabulary has no probability and comes last.
+
+    Logits that are not finite give NaN.
+    """
     n_vocab = logits.shape[1]
     all_logprobs = logits.log_softmax(-1)
     own = all_logprobs.gather(1, tokens[:, None].clamp(max=n_vocab - 1))
-    own = torch.where(tokens[:, None] < n_vocab, own, NEVER)
+    own = torch.where(tokens[:, None] < n_vocab, own, NEVER).masked_fill_(is_broken(logits)[:, None], float("nan"))
     ranks = ((all_logprobs > own).sum(-1) + 1).tolist()
     best = all_logprobs.topk(min(n_top, n_vocab), dim=-1)
     tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -169,9 +169,9 @@ class Scheduler:
             if request.finish_reason is not None:
                 continue  # aborted while the step ran
             request.n_computed = row.start + row.n_tokens
-            if outcome.prompt_logprobs:
-                request.prompt_logprobs.extend(outcome.prompt_logprobs[index])
-            if row.samples:
+            if outcome.prompt_logprobs and not _score(request, outcome.prompt_logprobs[index]):
+                commits.append(Commit(request, [], 0, 0, 0, SOURCES[EMPTY]))
+            elif row.samples:
                 n_accepted = accepted[index]
                 request.n_rounds += 1
                 request.n_computed += n_accepted
@@ -379,6 +379,15 @@ def _row(request: Request, n_tokens: int) -> Row:
     """A row of text alone."""
     samples = n_tokens == request.n_pending and request.is_continued
     return Row(request, request.n_computed, n_tokens, 0, samples)
+
+
+def _score(request: Request, found: Sequence[TokenLogprobs]) -> bool:
+    """Add log-probabilities of a prompt's tokens; False if there are none, as logits are not finite: it has ended."""
+    request.prompt_logprobs.extend(found)
+    is_finite = not any(math.isnan(one.logprob) for one in found)
+    if not is_finite:
+        request.finish("error", NOT_FINITE)
+    return is_finite
 
 
 def lookahead_limits(batch: Batch) -> torch.Tensor:  # [B] int64

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from saguaro.serve.paint import Painter, wants_color
 from saguaro.serve.prompts import Asked, read_prompt_file
 from saguaro.serve.results import Completion, failure_of
 from saguaro.serve.trace import Trace
-from saguaro.types import Observer
+from saguaro.types import Observer, TokenLogprobs
 
 
 def generate(command: cli.Generate) -> int:
@@ -88,7 +89,7 @@ def _batch(llm: LLM, asked: list[Asked], params: SamplingParams, command: cli.Ge
     tokens: list[list[int]] = []
     for index, one in enumerate(asked):
         try:
-            found = _tokens(llm, one.prompt, command)
+            found = llm.engine.truncate(_tokens(llm, one.prompt, command), params)
             llm.engine.check(found, params)
             served.append(index)
             tokens.append(found)
@@ -98,7 +99,9 @@ def _batch(llm: LLM, asked: list[Asked], params: SamplingParams, command: cli.Ge
     printed = _print_ready(lines, 0, command.json)
     for place, result in llm.as_finished(tokens, [params] * len(tokens)):
         index = served[place]
-        lines[index] = [_line(asked[index].id, output, params.n) for output in result.outputs]
+        lines[index] = [
+            _line(asked[index].id, output, params.n) | _scored(result.prompt_logprobs) for output in result.outputs
+        ]
         n_failed += any("error" in line for line in lines[index])
         n_tokens += sum(len(output.token_ids) for output in result.outputs)
         n_rounds += sum(output.n_rounds for output in result.outputs)
@@ -124,15 +127,18 @@ def _line(name: Any, output: Completion, n: int) -> dict[str, Any]:
     if n > 1:
         line["index"] = output.index
     if output.logprobs is not None:
-        line["logprobs"] = [
-            {
-                "token": one.token,
-                "logprob": _finite(one.logprob),
-                "top": {token: _finite(logprob) for token, logprob in one.top},
-            }
-            for one in output.logprobs
-        ]
+        line["logprobs"] = [_logprobs(one) for one in output.logprobs]
     return line
+
+
+def _scored(found: Sequence[TokenLogprobs | None] | None) -> dict[str, Any]:
+    """The log-probabilities of a prompt's tokens, where they are wanted; the first has none."""
+    return {} if found is None else {"prompt_logprobs": [None if one is None else _logprobs(one) for one in found]}
+
+
+def _logprobs(one: TokenLogprobs) -> dict[str, Any]:
+    top = {token: _finite(logprob) for token, logprob in one.top}
+    return {"token": one.token, "logprob": _finite(one.logprob), "top": top}
 
 
 def _finite(logprob: float) -> float:

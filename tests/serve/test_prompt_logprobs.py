@@ -10,9 +10,13 @@ from torch import Tensor
 
 from saguaro import LLM, SamplingParams
 from saguaro.engine import verifier
+from saguaro.engine.graphed import GraphVerifier
 from saguaro.engine.request import Request
 from saguaro.errors import ConfigError
+from saguaro.kernels import native
+from saguaro.kernels.bundle import plain_kernels
 from saguaro.model.tiny import tiny_model, write_tiny
+from saguaro.serve import assembly
 
 PROMPT = [(7 * at * at + 3 * at) % 200 for at in range(90)]
 SCORED = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, prompt_logprobs=3)
@@ -139,6 +143,18 @@ def test_a_stream_tells_them_first(llm: LLM, reference: Tensor) -> None:
     assert all(delta.prompt_logprobs is None for delta in deltas[1:])
 
 
+def test_steps_as_a_gpu_captures_them(folder: Path, reference: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of a device, with the kernels' plain twins: prompts are computed outside of captured steps."""
+    monkeypatch.setattr(native, "is_there", lambda: False)  # weights stay the tensors that the twins read
+    monkeypatch.setattr(assembly, "kernels_for", lambda device: plain_kernels())
+    monkeypatch.setattr(assembly.Assembly, "_warm", lambda *parts: None)  # nothing to capture
+    with tiny(folder, max_batch_tokens=32, max_batch_rows=8) as llm:
+        assert isinstance(llm.engine.round.verifier, GraphVerifier)
+        plain = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+        results = llm.generate([PROMPT[5:], PROMPT], [plain, SCORED])
+        check(results[1].prompt_logprobs, reference)
+
+
 def test_a_token_that_no_text_has_is_scored_last(folder: Path) -> None:
     with tiny(folder) as llm:
         (result,) = llm.generate([5, 280, 6], SCORED)  # the head has 288 rows, the tokenizer 264 tokens
@@ -148,3 +164,13 @@ def test_a_token_that_no_text_has_is_scored_last(folder: Path) -> None:
     assert (beyond.logprob, beyond.rank) == (float("-inf"), 265)
     assert last is not None
     assert last.logprob > float("-inf")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_told(folder: Path, value: float) -> None:
+    with tiny(folder) as llm:
+        llm.engine.loaded.model.norm[3] = value
+        for params in (SamplingParams(max_tokens=0, prompt_logprobs=1), SCORED):
+            (result,) = llm.generate(PROMPT, params)
+            assert result.outputs[0].finish_reason == "error"
+            assert "logits are not finite" in str(result.outputs[0].stop_reason)
