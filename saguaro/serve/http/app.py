@@ -98,7 +98,7 @@ def _text_routes(app: FastAPI, service: Service) -> None:
     @routes.post("/v1/messages/count_tokens", **post)
     async def anthropic_count(body: CountTokensRequest, request: Request) -> Response:
         """How many tokens the prompt of a conversation has."""
-        return await count_tokens(service, body)
+        return await count_tokens(service, body, request)
 
     @routes.post("/tokenize", **post)
     async def to_tokens(body: TokenizeRequest, request: Request) -> Response:

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
+from saguaro.serve.http.answer import read
 from saguaro.serve.http.blocks import Block, Change, Closed, Grew, Opened
 from saguaro.serve.http.chat import converse
 from saguaro.serve.http.errors import APIError
@@ -66,7 +67,7 @@ async def messages(service: Service, body: MessagesRequest, request: Request) ->
     return await answer_turn(service, chat, request, MessagesVoice(body.model or service.names[0]))
 
 
-async def count_tokens(service: Service, body: CountTokensRequest) -> Response:
+async def count_tokens(service: Service, body: CountTokensRequest, request: Request) -> Response:
     """How many tokens the prompt of a conversation has."""
     service.check_model(body.model)
     conversation = converse(service.dialect, body.chat(_thinks(service, body)))
@@ -76,7 +77,8 @@ async def count_tokens(service: Service, body: CountTokensRequest) -> Response:
         service.check_text(text)
         return len(service.tokenizer.encode_rendered(text))
 
-    return JSONResponse({"input_tokens": await service.read(count)})
+    with service.front.ticket(0, service.limits.request_timeout) as ticket:
+        return JSONResponse({"input_tokens": await read(service, request, ticket, count)})
 
 
 def _thinks(service: Service, body: CountTokensRequest) -> bool | None:

@@ -287,11 +287,12 @@ class ChatRequest(Sampling):
 
     def declared(self) -> Declared | None:
         """The tools that may be called."""
-        if self.tools is not None and (self.response_format or self.structured_outputs):
-            is_text = self.structured_outputs is None and self.response_format and self.response_format.type == "text"
-            if not is_text and self.tool_choice != "none":
-                message = "tools and response_format both say what the output is; give one of them, or tool_choice none"
-                raise APIError(400, message, param="response_format")
+        forms = (self.structured_outputs, self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        is_text = self.response_format is None or self.response_format.type == "text"
+        is_formed = not is_text or any(form is not None for form in forms)
+        if self.tools and is_formed and self.tool_choice != "none":
+            message = "tools and response_format both say what the output is; give one of them, or tool_choice none"
+            raise APIError(400, message, param="response_format")
         return declare(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 

@@ -103,6 +103,12 @@ BAD: list[tuple[tuple[str, Any], int, str, str | None]] = [  # what is sent, sta
     (text(allowed_token_ids=[270]), 400, "the model says 0 to 263", "allowed_token_ids"),
     (text(allowed_token_ids=[1] * 1025), 400, "allowed_token_ids has 1025 tokens", "allowed_token_ids"),
     (text(allowed_token_ids=[1], guided_choice=["a"]), 400, "give one of them", None),
+    (
+        chat(tools=[{"type": "function", "function": {"name": "now"}}], guided_regex="a"),
+        400,
+        "tools and response_format both say what the output is",
+        "response_format",
+    ),
     (text(guided_regex="a", guided_choice=["a"]), 400, "guided_regex and guided_choice: give one", "guided_choice"),
     (
         chat(continue_final_message=True, add_generation_prompt=True),
