@@ -8,6 +8,7 @@ could be done.
 import contextlib
 import errno
 import io
+import os
 import sys
 import time
 from collections.abc import Sequence
