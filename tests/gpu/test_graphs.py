@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from saguaro import LLM, SamplingParams
 from saguaro.draft.graphed import GraphDrafter
 from saguaro.engine.graphed import GraphVerifier
+from saguaro.engine.scheduler import NOT_FINITE
 from saguaro.errors import CapacityError
 from saguaro.model.tiny import write_tiny
 from saguaro.transport.inline import Inline
@@ -120,3 +122,21 @@ def test_a_draft_that_is_the_target_is_always_right(n_rows: int, is_moody: bool,
     rows = [row for event in events for row in event.rows]
     assert all(row.k == row.length for row in rows)
     assert sum(row.source == "cache" for row in rows) > (0.2 if is_moody else 0.5) * len(rows)
+
+
+@pytest.mark.parametrize("method", ["ar", "ssd"])
+def test_logits_that_are_not_finite_end_one_row(method: str, tmp_path: Path) -> None:
+    """The embedding of q is NaN."""
+    folder = write_tiny(tmp_path, "llama")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][ord("q")] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    own = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logit_bias={ord("q"): -100.0})
+    plain = SamplingParams(temperature=1.0, seed=1, max_tokens=20, ignore_eos=True)
+    with LLM(folder, method=method, draft="drop:1", lookahead=3, budget=4, prepare="always", **SETTINGS) as llm:
+        for style in (own, plain):
+            results = [result.outputs[0] for result in llm.generate(["the end", "aqua", "a q", "in an inn"], style)]
+            for output, is_bad in zip(results, (False, True, True, False), strict=True):
+                has_said = ord("q") in output.token_ids[:19]  # the last is not read any more
+                is_broken = (output.finish_reason, output.stop_reason) == ("error", NOT_FINITE)
+                assert is_broken == (is_bad or has_said)

@@ -59,7 +59,7 @@ def facts(results: list[Result]) -> list[tuple[list[int], str, object]]:
 def check(found: list[tuple[list[int], str, object]]) -> None:
     """A text ends with an error where its last token is the bad one, and nowhere else."""
     for prompt, (tokens, reason, why) in zip(PROMPTS, found, strict=True):
-        is_bad = BAD in [*prompt.encode(), *tokens]
+        is_bad = BAD in [*prompt.encode(), *tokens[: GREEDY["max_tokens"] - 1]]  # the last is not read any more
         assert (reason, why) == (("error", NOT_FINITE) if is_bad else ("length", None))
         assert BAD not in tokens[:-1]
     assert {reason for _, reason, _ in found} == {"error", "length"}
@@ -144,6 +144,19 @@ def test_a_draft_whose_logits_are_not_finite_changes_nothing(
         assert {reason for _, reason, _ in found} == {"length"}
         if verification == "shared" or params.temperature == 0:
             assert found == facts(llm.generate(PROMPTS, params))
+
+
+@pytest.mark.parametrize("max_tokens", [0, 4])
+def test_a_prompt_is_not_scored_by_what_is_no_number(folder: Path, max_tokens: int) -> None:
+    """Prompts whose bad token is not the last: after that nothing is scored."""
+    llm = LLM(folder, device="cpu", kv_memory="2MiB", dtype="float32")
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, prompt_logprobs=1)
+    good, bad = llm.generate(["the end", "aqua"], params)
+    assert (bad.outputs[0].finish_reason, bad.outputs[0].stop_reason) == ("error", NOT_FINITE)
+    assert good.outputs[0].finish_reason == "length"
+    assert good.prompt_logprobs is not None
+    assert all(one is None or math.isfinite(one.logprob) for one in good.prompt_logprobs)
+    assert llm.engine.pool.n_free == llm.engine.pool.n_pages
 
 
 # The command
