@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from saguaro.config import format_bytes
 from saguaro.errors import Unavailable
 from saguaro.serve.front import Front
+from saguaro.serve.http.body import SMALL
 from saguaro.serve.http.errors import APIError, api_error
 from saguaro.serve.http.limits import Limits
 from saguaro.serve.http.page import FILES
@@ -96,12 +97,15 @@ class KeyGuard:
 
 
 class BodyGuard:
-    """Refuses a body that is too large, or that does not come; bounds what all of them hold together."""
+    """Refuses a body that is too large, or that does not come; bounds what all of them hold together.
+
+    Where they hold too much, the large one that has been coming for longest is given up; if none is, the new one.
+    """
 
     def __init__(self, app: ASGIApp, front: Front, limits: Limits) -> None:
         self._app, self._front = app, front
         self._max_bytes, self._seconds = limits.max_body_bytes, limits.body_timeout
-        self._held = 0  # bytes of the bodies of all requests that are served
+        self._bodies: dict[_Body, None] = {}  # of all requests that are served, the oldest first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 413, 408 or 503 in place of the application."""
@@ -109,6 +113,7 @@ class BodyGuard:
             await self._app(scope, receive, send)
             return
         body = _Body()
+        self._bodies[body] = None
         try:
             try:
                 await self._front.while_serving(self._read(scope, receive, body))
@@ -121,23 +126,35 @@ class BodyGuard:
             else:
                 await self._app(scope, body.again(receive), send)
         finally:
-            self._held -= body.size
+            del self._bodies[body]
 
     async def _read(self, scope: Scope, receive: Receive, body: "_Body") -> None:
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdecimal() and (len(length) > 20 or int(length) > self._max_bytes):
             raise self._too_large(length)
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self._seconds) as body.deadline:
                 while not body.is_whole:
-                    self._held += body.take(await receive())
+                    body.take(await receive())
                     if body.size > self._max_bytes:
                         raise self._too_large(body.size)
-                    if self._held > MAX_BODIES * self._max_bytes:
-                        held = format_bytes(self._held)
-                        raise APIError(503, f"bodies of {held} are being served, which is too much; ask again later")
+                    if body.size > SMALL:
+                        self._make_room(body)
+                    if body.is_given_up:
+                        raise self._given_up()
         except TimeoutError as e:
+            if body.is_given_up:
+                raise self._given_up() from e
             raise APIError(408, f"the body did not come within {self._seconds:g} seconds; send it faster") from e
+
+    def _make_room(self, body: "_Body") -> None:
+        """Small bodies are always taken: their number is that of connections."""
+        large = [one for one in self._bodies if one.size > SMALL]
+        if sum(one.size for one in large) > MAX_BODIES * self._max_bytes:
+            next((one for one in large if not one.is_whole), body).give_up()
+
+    def _given_up(self) -> APIError:
+        return APIError(503, "large bodies of other requests are being served; ask again later")
 
     def _too_large(self, size: int | str) -> APIError:
         limit = format_bytes(self._max_bytes)
@@ -155,18 +172,25 @@ class _Body:
     """The bytes of one body as they come."""
 
     def __init__(self) -> None:
-        self.size, self.is_whole = 0, False
+        self.size, self.is_whole, self.is_given_up = 0, False, False
+        self.deadline: asyncio.Timeout | None = None
         self._bytes = bytearray()
 
-    def take(self, message: Message) -> int:
-        """Add a message's bytes; how many."""
+    def take(self, message: Message) -> None:
+        """Add a message's bytes."""
         if message["type"] == "http.disconnect":
             raise ClientGone
-        part: bytes = message.get("body", b"")
-        self._bytes += part
-        self.size += len(part)
+        self._bytes += message.get("body", b"")
+        self.size = len(self._bytes)
         self.is_whole = not message.get("more_body", False)
-        return len(part)
+
+    def give_up(self) -> None:
+        """Have the reading end, and hold nothing from now on."""
+        assert self.deadline is not None
+        self.is_given_up = True
+        self.size = 0
+        self._bytes.clear()
+        self.deadline.reschedule(asyncio.get_running_loop().time())
 
     def again(self, receive: Receive) -> Receive:
         """Gives the body once more, then what comes."""

@@ -2,19 +2,25 @@
 
 import json
 import re
+import select
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from saguaro import LLM
+from saguaro.serve.http import guard as guard_module
 from saguaro.serve.http.body import MAX_NUMBERS, MAX_VALUES, check_size
 from saguaro.serve.http.errors import MAX_MESSAGE, MAX_PARAM, APIError
-from tests.serve.http.driver import Running
+from saguaro.serve.http.limits import Limits
+from tests.serve.http.driver import Gate, Running, running
 from tests.serve.http.test_command import serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -158,3 +164,44 @@ def test_a_large_body_is_read_as_a_small_one_is(server: Running) -> None:
     tokens = list(range(200)) * 10
     answer = server.post(TEXT, {"prompt": [tokens] * 20})
     assert "the prompt has 2000 tokens, at most 255 fit" in answer.json()["error"]["message"]
+
+
+def test_bodies_are_bounded_in_sum_and_forgotten_with_their_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two may be held at a time: for a third one of those that are coming is given up. Small ones are not kept out."""
+    monkeypatch.setattr(guard_module, "MAX_BODIES", 2)
+    with running(llm, Limits(max_body="64KiB")) as server, ExitStack() as stack:
+
+        def send(n_bytes: int) -> socket.socket:
+            """A connection that has sent so much of a body of 64 KiB."""
+            line = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=60)
+            stack.callback(line.close)
+            head = f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {2**16}\r\n"
+            line.sendall(f"{head}\r\n".encode() + b"x" * n_bytes)
+            return line
+
+        for _ in range(3):
+            lines = [send(2**16 - 1000) for _ in range(3)]
+            (refused,), _, _ = select.select(lines, [], [], 60)
+            assert refused.recv(2**16).startswith(b"HTTP/1.1 503 ")
+            assert server.complete("the", max_tokens=1)
+            for line in lines:
+                if line is not refused:
+                    line.sendall(b"x" * 1000)
+                    assert line.recv(2**16).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_large_body_waits_for_those_that_are_served(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is coming that could be given up, so the new one is refused; small ones are not."""
+    monkeypatch.setattr(guard_module, "MAX_BODIES", 1)
+    gate = Gate(llm, monkeypatch)
+    large = {"prompt": "the", "max_tokens": 1, "user": "x" * 40_000}
+    with running(llm, Limits(max_body="64KiB")) as server, ThreadPoolExecutor(1) as pool:
+        with gate:
+            first = pool.submit(server.post, TEXT, large)
+            gate.wait()
+            second = server.post(TEXT, large)
+            assert (second.status_code, second.headers["retry-after"]) == (503, "1")
+            assert "large bodies of other requests are being served" in second.json()["error"]["message"]
+            assert server.post("/tokenize", {"prompt": "the"}).status_code == 200
+        assert first.result().status_code == 200
+        assert server.post(TEXT, large).status_code == 200
