@@ -16,7 +16,7 @@ from saguaro.serve.http.errors import APIError
 B = TypeVar("B", bound=BaseModel)
 
 MAX_VALUES = 2**16  # objects, lists, texts (names of fields among them) and rows of numbers in one body
-MAX_NUMBERS = 2**20  # numbers in these rows: token ids
+MAX_NUMBERS = 2**19  # numbers in these rows: token ids
 SMALL = 2**15  # bytes of a body that is read on the event loop: it takes some milliseconds at most
 
 # Pieces of a JSON text, each in time proportional to its length: no alternative gives back what it took.
