@@ -18,7 +18,7 @@ PROMPT ?= A shop sells pens at 3 dollars each and notebooks at 7 dollars. How mu
 
 demo: $(VENV)/.installed
 	$(BIN)/saguaro compare --prompt "$(PROMPT)" --methods sd,ssd --temperature 0 --max-tokens 128
-	@echo "make demo-prepare shows preparing on a core of its own, wherever that pays or not"
+	@echo "make demo-prepare shows preparing on a core of its own, whether that pays or not"
 
 demo-prepare: $(VENV)/.installed
 	$(BIN)/saguaro compare --prompt "$(PROMPT)" --methods sd,ssd --lookahead 3 --link process --prepare always --temperature 0 --max-tokens 128
