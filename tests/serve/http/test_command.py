@@ -92,7 +92,9 @@ def test_it_ends_in_time_whatever_is_being_read(tmp_path: Path) -> None:
         assert client.get("/health").status_code == 200
         process.terminate()
         until(lambda: client.get("/health").status_code == 503 or process.poll() is not None)
-        assert {answer.result().status_code for answer in answers} == {503}
+        found = {answer.result().status_code for answer in answers}
+        assert 503 in found
+        assert found <= {400, 503}, "400: the template was ended first"
         assert process.wait(30) == 0
 
 
