@@ -3,7 +3,7 @@
 python -m bench.attack --seconds 300                       # the default model and settings
 python -m bench.attack --seconds 60 --only bodies grammars # some of them
 python -m bench.attack --seconds 60 --only none            # how it is without any
-python -m bench.attack --serve --max-num-seqs 8            # what follows --serve goes to `saguaro serve`
+python -m bench.attack --cores 2                           # a server on two cores, its clients on the others
 
 An ordinary client streams short chats one after the other; another asks for /health every 100 ms. It fails if a stream
 pauses for longer than --max-gap, if /health takes longer than --max-health, if the server's processes grow by more
@@ -52,11 +52,11 @@ class Args:
     max_growth: float = 300.0
     """MiB that the server's processes may grow by."""
     model: str | None = None
+    cores: int | None = None
+    """Cores of the server; its clients get the others. None: all share all."""
     role: Literal["all", "attack"] = "all"
     """all; or, for a process that this one starts, attack."""
     url: str = ""
-    serve: tuple[str, ...] = ()
-    """Flags for `saguaro serve`."""
 
 
 # The attacks. Each is tried again and again by clients of its own.
@@ -295,13 +295,24 @@ def main(args: Args) -> int:
         log = Path(folder) / "log"
         with log.open("wb") as out:
             flags = [*([args.model] if args.model else []), "--port", "0", "--drain-seconds", str(DRAIN_SECONDS)]
-            command = [sys.executable, "-m", "saguaro", "serve", *flags, *args.serve]
+            command = [*on_cores(args.cores), sys.executable, "-m", "saguaro", "serve", *flags]
             server = subprocess.Popen(command, stdout=out, stderr=out)
         try:
             return measure(args, server, log)
         finally:
             server.kill()
             server.wait()
+
+
+def on_cores(n: int | None) -> list[str]:
+    """A command's beginning that keeps it on the first n cores; this process and what else it starts leave them."""
+    if n is None:
+        return []
+    cores = sorted(os.sched_getaffinity(0))
+    if not 0 < n < len(cores):
+        raise SystemExit(f"cores is {n}; this machine has {len(cores)}, and clients need one: give fewer")
+    os.sched_setaffinity(0, cores[n:])
+    return ["taskset", "-c", ",".join(map(str, cores[:n]))]
 
 
 def measure(args: Args, server: "subprocess.Popen[bytes]", log: Path) -> int:
