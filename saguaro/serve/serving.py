@@ -184,7 +184,7 @@ def bind(host: str, port: int) -> socket.socket:
     """A place to listen, taken before the model is loaded; nobody is heard there until then."""
     if not 0 <= port < 2**16:
         raise ConfigError(f"port is {port}; it must be between 0 (any that is free) and 65535")
-    place = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    place = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         place.bind((host, port))
