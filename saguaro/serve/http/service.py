@@ -15,6 +15,7 @@ from saguaro.serve.front import Front
 from saguaro.serve.http.body import SMALL, read_body
 from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.limits import Limits
+from saguaro.serve.http.paced import Paced
 from saguaro.serve.http.readers import Readers
 from saguaro.serve.prometheus import Metrics
 from saguaro.serve.tools.dialect import Dialect
@@ -51,8 +52,8 @@ class Service:
         self.tokenizer.run_template = self.templates
         self._compilers = Readers(1, "saguaro-grammars")  # one: first come, first served
         self._readers = Readers(READERS, "saguaro-tokens")
-        # One thread: pydantic holds the interpreter while it works, so the event loop waits for one body at most.
-        self._bodies = Readers(1, "saguaro-bodies")
+        # One thread, and rests: pydantic holds the interpreter while it works, and rounds need it too.
+        self._bodies, self._paced = Readers(1, "saguaro-bodies"), Paced()
 
     @cached_property
     def dialect(self) -> Dialect:
@@ -94,8 +95,10 @@ class Service:
                 await self._compilers.call(self.grammars.settle, e.structured)
 
     async def read_body(self, kind: type[B], raw: bytes) -> B:
-        """The model of a body; a large one is read beside everything else."""
-        return read_body(kind, raw) if len(raw) <= SMALL else await self._bodies.call(read_body, kind, raw)
+        """The model of a body; large ones are read beside everything else, which they leave most of the time."""
+        if len(raw) <= SMALL:
+            return read_body(kind, raw)
+        return await self._bodies.call(self._paced, read_body, kind, raw)
 
     def encode(self, prompt: str | list[int], params: SamplingParams, special: bool = True) -> list[int]:
         """A prompt's tokens, with the special ones around a text if wanted; it is known that they can be served."""
