@@ -98,6 +98,26 @@ def test_it_ends_in_time_whatever_is_being_read(tmp_path: Path) -> None:
         assert process.wait(30) == 0
 
 
+HANGING = """
+import sys, time
+from saguaro.serve import cli, serving
+from saguaro.serve.http.service import Service
+serving.SPARE_SECONDS, serving.LAST_SECONDS = 1, 1.0
+async def close(self): time.sleep(1000)
+Service.close = close
+cli.main(sys.argv[1:])
+"""
+
+
+def test_a_process_that_hangs_ends_itself_and_says_where(folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", HANGING, "serve", str(folder), "--kv-memory", "2MiB", "--drain-seconds", "0"]
+    with serving(log, command=command) as (process, _):
+        process.terminate()
+        assert process.wait(60) == 1
+    assert re.search(r"Timeout \(.*\)!\n(.*\n)* *File \"<string>\", line 6 in close", log.read_text())
+
+
 def computed(pid: int) -> float:
     """Seconds that a process and those it has started have computed."""
     stats = [Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in (pid, *children(pid))]
