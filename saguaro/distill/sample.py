@@ -90,6 +90,8 @@ def sample(
     kinds = [SamplingParams(max_tokens=max_tokens, temperature=value, seed=seed) for value in temperatures]
     if n_texts < 1:
         raise ConfigError(f"n_texts is {n_texts}; it must be at least 1")
+    if seed < 0:
+        raise ConfigError(f"seed is {seed}; it must be 0 or more, so that a run can be continued with the same texts")
     tokens, n_skipped = encode(llm.engine, prompts, kinds[0], n_texts, chat)
     plan = Plan(tokens, max_tokens, tuple(temperatures), seed)
     n_before, n_tokens_before, began = len(corpus), corpus.n_tokens, time.perf_counter()
