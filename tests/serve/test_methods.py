@@ -478,7 +478,7 @@ def test_in_the_targets_own_thread_ssd_prepares_only_if_told(llm: LLM, prepare: 
         ({"saguaro_c": 0}, ConfigError, "saguaro_c is 0; it must be more than 0 and at most 1 (off)"),
         ({"saguaro_c": 1.01}, ConfigError, "saguaro_c is 1.01; it must be more than 0 and at most 1 (off)"),
         ({"draft_timeout": 0}, ConfigError, "draft_timeout is 0; it must be more than 0"),
-        ({"draft_threads": 0}, ConfigError, "draft_threads is 0; it must be at least 1"),
+        ({"draft_threads": 0}, ConfigError, "draft_threads is 0; it must be between 1 and 1024"),
         ({"draft": "/no/such/draft"}, ModelNotFound, "'/no/such/draft' is no folder, no .gguf file and no Hub id"),
         ({"draft": "drop:9"}, ConfigError, "draft is 'drop:9'; the target has layers 0 to 3, and one must be left"),
         ({"draft": "drop:x"}, ConfigError, "draft is 'drop:x'; write drop: and layers, such as drop:20"),
