@@ -29,7 +29,6 @@ from typing import Any
 
 import httpx
 import tyro
-import uvicorn
 
 from bench.attack import Args as AttackArgs
 from bench.attack import finish, start_attack
@@ -38,7 +37,7 @@ from saguaro.model.tiny import write_tiny
 from saguaro.serve.http.app import create_app
 from saguaro.serve.http.limits import Limits
 from saguaro.serve.http.service import Service
-from saguaro.serve.serving import Server
+from saguaro.serve.serving import Server, bind, uvicorn_config
 from saguaro.transport.process import Process
 
 FORMS: list[tuple[dict[str, Any], str]] = [  # and what the whole text then matches
@@ -214,13 +213,13 @@ def serve(args: Args, folder: Path) -> int:
         **settings,
     )
     service = Service(llm.engine, ["model"], Limits(max_waiting=args.clients))
-    config = uvicorn.Config(create_app(service), port=0, log_level="error")
-    server = Server(config, service)
-    thread = threading.Thread(target=server.run)
+    place = bind("127.0.0.1", 0)
+    server = Server(uvicorn_config(create_app(service), service, log_level="error"), service)
+    thread = threading.Thread(target=server.run, args=([place],))
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    url = f"http://127.0.0.1:{place.getsockname()[1]}"
     parts = {role: _start(args, role, url) for role in ("clients", "health")}
     attackers = start_attack(AttackArgs(seconds=args.seconds, only=args.attacks), url) if args.attacks else None
     memory = _watch(args, llm, service, parts["clients"])
