@@ -30,7 +30,7 @@ class HostGuard:
 
     A web page elsewhere can have its own name resolved to this machine (DNS rebinding), and its browser then takes the
     server for a part of that page; but the request still names the page's host. An IP address cannot be resolved to
-    another, and names without a dot or below LOCAL are nobody's in the public DNS, so these are served unasked.
+    another, and names without a dot or below LOCAL do not exist in the public DNS, so these are always served.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ Job = tuple["Future[Any]", Callable[..., Any], tuple[object, ...]]
 
 
 class Readers:
-    """A pool of daemon threads. A job that nobody waits for any more is not begun."""
+    """A pool of daemon threads. A job whose caller has gone is not started."""
 
     def __init__(self, n_threads: int, name: str) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()

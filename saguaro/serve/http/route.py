@@ -28,7 +28,7 @@ def body_route(service: Service) -> type[APIRoute]:
                 try:
                     response: Response = await self.endpoint(body=body, request=request)
                 except ClientGone:
-                    return Response(status_code=499)  # which nobody reads
+                    return Response(status_code=499)  # the client has gone
                 return response
 
             return handle
