@@ -4,7 +4,8 @@ python -m bench.stalls                                # SmolLM2-135M-Instruct: w
 python -m bench.stalls --bounds none 50 default 1000
 
 For each bound on a round (`max_inter_token_ms`): one stream decodes, long prompts come in, and all deltas of the stream
-are timed until the last prompt has its first token.
+are timed until the last prompt has its first token. A short prompt comes right after the long ones: how long does it
+wait for its first token?
 """
 
 import random
@@ -45,6 +46,7 @@ class Measured:
     """One bound's figures. Times are seconds."""
 
     gaps: list[float]  # between deltas of the stream
+    chat_s: float  # until the short prompt, which comes last, had its first token
     seconds: float  # until the last prompt had its first token
     cpu_s: float  # of all cores meanwhile: what other work on the machine does not change much
     slowest: RoundEvent
@@ -56,7 +58,7 @@ def main(args: Args) -> None:
     with LLM(args.model, draft=args.draft, device=args.device, **common) as llm:
         n_known, n_read = llm.engine.n_known, args.prompts * args.tokens
         print(f"{llm.engine.loaded.name}, {llm.engine.method.name}, {args.prompts} prompts of {args.tokens} tokens")
-        print(f"{'bound ms':>10}{'gap s: largest':>16}{'99 %':>8}{'median':>8}{'prompt tok/s':>14}{'per CPU s':>11}")
+        print(f"{'bound ms':>10}{'gap s: largest':>16}{'99 %':>8}{'median':>8}{'prompt tok/s':>14}{'per CPU s':>11}{'chat waits s':>14}")
         for bound in args.bounds:
             setting = {"none": FREE, "default": None}[bound] if bound in ("none", "default") else float(bound)
             with llm.sibling(max_inter_token_ms=setting) as other:
@@ -64,7 +66,7 @@ def main(args: Args) -> None:
             gaps, speed, per_cpu_s = sorted(one.gaps), n_read / one.seconds, n_read / one.cpu_s
             print(
                 f"{bound:>10}{gaps[-1]:16.3f}{gaps[int(0.99 * len(gaps))]:8.3f}{gaps[len(gaps) // 2]:8.3f}"
-                f"{speed:14.0f}{per_cpu_s:11.0f}   {_described(one.slowest)}",
+                f"{speed:14.0f}{per_cpu_s:11.0f}{one.chat_s:14.2f}   {_described(one.slowest)}",
                 flush=True,
             )
 
@@ -83,16 +85,19 @@ def measure(engine: Engine, args: Args, chance: random.Random, n_known: int) -> 
     left = {f"prompt {i}" for i in range(args.prompts)}
     for name in left:
         engine.add([chance.randrange(n_known) for _ in range(args.tokens)], short, name)
-    gaps, last = [], began
+    engine.add([chance.randrange(n_known) for _ in range(20)], short, "chat")
+    gaps, last, chat_s = [], began, 0.0
     while left:
         for delta in engine.step():
             if delta.request_id == "stream":
                 gaps.append(time.perf_counter() - last)
                 last = time.perf_counter()
+            elif delta.request_id == "chat":
+                chat_s = time.perf_counter() - began
             elif delta.finish_reason is not None:
                 left.remove(delta.request_id)
     seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
-    return Measured(gaps, seconds, cpu_s, max(events, key=lambda e: e.collect[1] - e.speculate[0]))
+    return Measured(gaps, chat_s, seconds, cpu_s, max(events, key=lambda e: e.collect[1] - e.speculate[0]))
 
 
 def _described(event: RoundEvent) -> str:

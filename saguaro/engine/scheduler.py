@@ -1,8 +1,11 @@
 """Which tokens to compute next: continuous batching over the page pool.
 
 There is no prefill phase and no decode phase. A request has tokens known and tokens computed; a step computes some of
-the difference. Older requests come first everywhere, and only a younger one is ever preempted for an older, so the
-oldest always advances and everything finishes. Preemption gives back pages, never tokens.
+the difference. Only a younger request is ever preempted for an older one. Preemption gives back pages, never tokens.
+
+Prompts that do not fit into one step together are read oldest first in one step and shortest first in the next. So a
+short prompt does not wait until long ones are read, and the oldest advances in every second step at least. The same
+holds for admission, but a waiting request is overtaken a bounded number of times only. So every request finishes.
 
 While some row decodes, prompts get as many tokens of a step as fit the time that decoding rows may have to wait
 (engine.pace), but the first of them at least a page; while none does, they get whole steps.
@@ -27,6 +30,9 @@ NOT_FINITE = (
     "the model's logits are not finite, so no token can be chosen; its weights are damaged or overflow in this dtype: "
     "download the model again, or use another dtype"
 )
+
+
+MAX_OVERTAKEN = 16  # younger requests that may be admitted before a waiting one
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,7 @@ class Scheduler:
         self._joined: list[Request] = []
         self._left: list[int] = []
         self._n_arrived = self._n_turns = 0
+        self._is_oldest_first = False
         self.n_preemptions = 0
 
     def add(self, request: Request) -> None:
@@ -140,15 +147,11 @@ class Scheduler:
     def next_batch(self) -> Batch | None:
         """The next step, pages reserved; None when there is nothing to do."""
         rows = _Rows(self.max_tokens, self.pace)
-        preempted, resting = self.n_preemptions, self._resting()
-        for decoding in (True, False):  # a long prompt must not make decoding rows wait
-            for request in list(self.running):
-                if request not in resting and request in self.running and (request.n_pending == 1) == decoding:
-                    self._schedule(request, rows)
-            if decoding and rows:
-                rows.seconds_left = self._seconds_for_prompts(rows)
-        if self.n_preemptions == preempted:
-            self._admit(rows)
+        self._is_oldest_first = not self._is_oldest_first
+        self._decode(rows)
+        if rows:  # a long prompt must not make decoding rows wait
+            rows.seconds_left = self._seconds_for_prompts(rows)
+        self._read(rows)
         self._look_ahead(rows)
         if not rows:
             assert not self.has_work, "requests are left and none can be scheduled"
@@ -236,6 +239,32 @@ class Scheduler:
         self._n_turns += 1
         return set(slow) - {slow[self._n_turns % len(slow)]}
 
+    def _decode(self, rows: "_Rows") -> None:
+        """Give rows to the requests that wait for their next token only, oldest first."""
+        resting = self._resting()
+        for request in list(self.running):
+            if request.n_pending == 1 and request not in resting and request in self.running:
+                self._schedule(request, rows)
+
+    def _read(self, rows: "_Rows") -> None:
+        """Give rows to prompts, and let waiting requests in, while slots, tokens, time and pages last."""
+        n_preempted, is_full = self.n_preemptions, False
+        reading = [request for request in self.running if request.n_pending > 1]
+        for request in self._in_order((*reading, *self.waiting)):
+            if request in self.running:
+                self._schedule(request, rows)
+            elif request in reading or self.n_preemptions > n_preempted:
+                continue  # preempted just now, or there is no room for more
+            elif not is_full:
+                is_full = not self._admit(request, rows)
+
+    def _in_order(self, requests: Iterable[Request]) -> list[Request]:
+        """Which prompt comes first in this step: the oldest, or the one with the fewest tokens to compute. It is the
+        oldest in every step while one waits that must not be overtaken."""
+        if self._is_oldest_first or not all(map(_can_be_overtaken, self.waiting)):
+            return sorted(requests, key=lambda request: request.number)
+        return sorted(requests, key=lambda request: (request.n_pending, request.number))
+
     def _schedule(self, request: Request, rows: "_Rows") -> None:
         """Give a running request its row, preempting younger ones for pages if need be."""
         n_tokens = self._share(request.n_computed, request.n_pending, rows)
@@ -256,8 +285,8 @@ class Scheduler:
         return self.patience.seconds(plain) - plain
 
     def _share(self, start: int, n_pending: int, rows: "_Rows") -> int:
-        """How many of a text's pending tokens this step can take; of the first prompt at least a page, and none while
-        an older prompt has to wait for some of its own."""
+        """How many of a text's pending tokens this step can take; of the first prompt at least a page, and none once
+        a prompt before it was cut."""
         n_tokens = 0 if rows.has_cut else min(n_pending, rows.n_left)
         if n_pending == 1 or rows.seconds_left == math.inf:
             return n_tokens
@@ -278,28 +307,32 @@ class Scheduler:
             if lookahead:
                 rows.put(replace(row, lookahead=lookahead))
 
-    def _admit(self, rows: "_Rows") -> None:
-        """Let waiting requests in, strictly in order, while rows, tokens and pages last."""
-        while self.waiting and self._free_slots:
-            request = self.waiting[0]
-            table, n_cached = self.pool.match(request.reusable)
-            n_tokens = self._share(n_cached, len(request.tokens) - n_cached, rows)
-            # Room for all of its text, not only for this step, so that it is not preempted straight away.
-            has_room = self.pool.n_needed(len(request.tokens)) - len(table.pages) <= self.pool.n_free
-            if n_tokens == 0 or not has_room:
-                self.pool.release(table)
-                return
-            self.waiting.popleft()
-            request.table, request.n_computed = table, n_cached
-            if request.n_preempted == 0:
-                request.n_cached = n_cached
-            request.slot = self._free_slots.popleft()
-            self._joined.append(request)
-            self.running.append(request)
-            self.running.sort(key=lambda r: r.number)
-            reserved = self.pool.reserve(request.table, request.n_computed + n_tokens)
-            assert reserved, "pages counted as free were not there"
-            rows.put(_row(request, n_tokens))
+    def _admit(self, request: Request, rows: "_Rows") -> bool:
+        """Let a waiting request in, if slots, tokens and pages suffice and every older one can be overtaken."""
+        older = [other for other in self.waiting if other.number < request.number]
+        if not self._free_slots or not all(map(_can_be_overtaken, older)):
+            return False
+        table, n_cached = self.pool.match(request.reusable)
+        n_tokens = self._share(n_cached, len(request.tokens) - n_cached, rows)
+        # Room for all of its text, not only for this step, so that it is not preempted straight away.
+        has_room = self.pool.n_needed(len(request.tokens)) - len(table.pages) <= self.pool.n_free
+        if n_tokens == 0 or not has_room:
+            self.pool.release(table)
+            return False
+        for other in older:
+            other.n_overtaken += 1
+        self.waiting.remove(request)
+        request.table, request.n_computed = table, n_cached
+        if request.n_preempted == 0:
+            request.n_cached = n_cached
+        request.slot = self._free_slots.popleft()
+        self._joined.append(request)
+        self.running.append(request)
+        self.running.sort(key=lambda r: r.number)
+        reserved = self.pool.reserve(request.table, request.n_computed + n_tokens)
+        assert reserved, "pages counted as free were not there"
+        rows.put(_row(request, n_tokens))
+        return True
 
     def _limit(self, request: Request) -> int:
         """How long this request's text may become."""
@@ -373,6 +406,11 @@ class _Rows:
 
 def _introduce(request: Request) -> Joined:
     return Joined(request.slot, list(request.tokens), len(request.prompt), request.seed, request.params)
+
+
+def _can_be_overtaken(request: Request) -> bool:
+    """Whether a younger request may be admitted before this one: not if its output has begun already."""
+    return request.n_preempted == 0 and request.n_overtaken < MAX_OVERTAKEN
 
 
 def _row(request: Request, n_tokens: int) -> Row:
