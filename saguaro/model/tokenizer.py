@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from saguaro.errors import RequestError, SaguaroError, TokenizerMismatch
-from saguaro.model.chat_template import ChatTemplate, Message, Run, check_messages, read_template, run_here
+from saguaro.model.chat_template import ChatTemplate, Message, Run, check_messages, run_here
 from saguaro.model.files import is_there, neighbour, read_json, shortened
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.gguf_tokenizer import build_tokenizer, token_text
@@ -136,9 +136,8 @@ def _check_text(text: str) -> None:
 def load_tokenizer(path: Path, n_vocab: int, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer of a model folder or .gguf file; it must fit an embedding of n_vocab rows.
 
-    A chat template, jinja2 text or the name of its file, takes the place of the model's own.
+    A chat template takes the place of the model's own.
     """
-    template = None if chat_template is None else read_template(chat_template)
 
     def unreadable(e: BaseException) -> TokenizerMismatch:
         why = f"{type(e).__name__}: {shortened(str(e))}"
@@ -148,7 +147,7 @@ def load_tokenizer(path: Path, n_vocab: int, chat_template: str | None = None) -
         with panics_as(unreadable):
             inner = _from_gguf(path) if path.suffix == ".gguf" else _from_folder(path)
             inner("Hello, world! 1234")  # some are built and fail on any text
-            inner.chat_template = template or inner.chat_template
+            inner.chat_template = chat_template or inner.chat_template
             tokenizer = Tokenizer(inner, str(path))
     except SaguaroError:
         raise

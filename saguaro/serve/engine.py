@@ -18,6 +18,7 @@ from saguaro.engine.request import Request
 from saguaro.engine.scheduler import Commit
 from saguaro.errors import ConfigError, UnknownRequest
 from saguaro.kernels.ready import computed_in, packs, ready
+from saguaro.model.chat_template import read_template
 from saguaro.model.load import Loaded, load
 from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
@@ -314,6 +315,7 @@ def build_engine(
 ) -> Engine:
     """Load a model from a folder or .gguf file and build an engine around it."""
     choose_method(config)
+    template = None if chat_template is None else read_template(chat_template)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = find_device("device", config.device)
@@ -323,7 +325,7 @@ def build_engine(
     loaded = load(name, path, device, computed_in(dtype), by_rows=packs(dtype, device), progress=progress)
     ready(loaded.model, dtype, progress)
     filled = time.perf_counter()
-    words = load_tokenizer(tokenizer or path, loaded.model.spec.n_vocab, chat_template)
+    words = load_tokenizer(tokenizer or path, loaded.model.spec.n_vocab, template)
     read = time.perf_counter()
     engine = Engine(loaded, words, config, progress=progress)
     engine.startup = {"weights": filled - began, "tokenizer": read - filled, **engine.startup}
