@@ -35,7 +35,6 @@ class Request:
     n_computed: int = 0
     n_cached: int = 0  # of the prompt, found in the prefix cache at the first admission
     n_preempted: int = 0
-    n_overtaken: int = 0  # younger requests that were admitted while it waited
     n_rounds: int = 0  # that gave it tokens
     finish_reason: FinishReason | None = None
     failure: str | None = None  # why it ended with "error", in words for its caller

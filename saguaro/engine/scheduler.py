@@ -5,7 +5,8 @@ the difference. Only a younger request is ever preempted for an older one. Preem
 
 Prompts that do not fit into one step together are read oldest first in one step and shortest first in the next. So a
 short prompt does not wait until long ones are read, and the oldest advances in every second step at least. The same
-holds for admission, but a waiting request is overtaken a bounded number of times only. So every request finishes.
+holds for admission, but only a request that leaves room for the oldest one that waits may be admitted before it; and
+the oldest of all takes pages from younger ones if it must. So every request finishes.
 
 While some row decodes, prompts get as many tokens of a step as fit the time that decoding rows may have to wait
 (engine.pace), but the first of them at least a page; while none does, they get whole steps.
@@ -32,7 +33,7 @@ NOT_FINITE = (
 )
 
 
-MAX_OVERTAKEN = 16  # younger requests that may be admitted before a waiting one
+GROWTH = 256  # tokens of output for which room is left when a request is admitted before an older one
 
 
 @dataclass(frozen=True)
@@ -255,13 +256,12 @@ class Scheduler:
                 self._schedule(request, rows)
             elif request in reading or self.n_preemptions > n_preempted:
                 continue  # preempted just now, or there is no room for more
-            elif not is_full:
+            elif not is_full and self._may_overtake(request):
                 is_full = not self._admit(request, rows)
 
     def _in_order(self, requests: Iterable[Request]) -> list[Request]:
-        """Which prompt comes first in this step: the oldest, or the one with the fewest tokens to compute. It is the
-        oldest in every step while one waits that must not be overtaken."""
-        if self._is_oldest_first or not all(map(_can_be_overtaken, self.waiting)):
+        """Which prompt comes first in this step: the oldest, or the one with the fewest tokens to compute."""
+        if self._is_oldest_first:
             return sorted(requests, key=lambda request: request.number)
         return sorted(requests, key=lambda request: (request.n_pending, request.number))
 
@@ -308,19 +308,19 @@ class Scheduler:
                 rows.put(replace(row, lookahead=lookahead))
 
     def _admit(self, request: Request, rows: "_Rows") -> bool:
-        """Let a waiting request in, if slots, tokens and pages suffice and every older one can be overtaken."""
-        older = [other for other in self.waiting if other.number < request.number]
-        if not self._free_slots or not all(map(_can_be_overtaken, older)):
+        """Let a waiting request in, if slots, tokens and pages suffice."""
+        if not self._free_slots:
             return False
         table, n_cached = self.pool.match(request.reusable)
         n_tokens = self._share(n_cached, len(request.tokens) - n_cached, rows)
         # Room for all of its text, not only for this step, so that it is not preempted straight away.
-        has_room = self.pool.n_needed(len(request.tokens)) - len(table.pages) <= self.pool.n_free
-        if n_tokens == 0 or not has_room:
+        n_pages = self.pool.n_needed(len(request.tokens)) - len(table.pages)
+        while n_tokens and n_pages > self.pool.n_free and self.running and request.number < self.running[0].number:
+            rows.drop(self.running[-1])
+            self._preempt(self.running[-1])
+        if n_tokens == 0 or n_pages > self.pool.n_free:
             self.pool.release(table)
             return False
-        for other in older:
-            other.n_overtaken += 1
         self.waiting.remove(request)
         request.table, request.n_computed = table, n_cached
         if request.n_preempted == 0:
@@ -333,6 +333,15 @@ class Scheduler:
         assert reserved, "pages counted as free were not there"
         rows.put(_row(request, n_tokens))
         return True
+
+    def _may_overtake(self, request: Request) -> bool:
+        """Whether the oldest waiting request will still find a slot and pages once those before it have finished."""
+        oldest = self.waiting[0]
+        if request is oldest:
+            return True
+        younger = [*(other for other in self.running if other.number > oldest.number), request]
+        n_tokens = (min(self._limit(other), len(other.tokens) + GROWTH) for other in (oldest, *younger))
+        return sum(map(self.pool.n_needed, n_tokens)) <= self.pool.n_pages and len(younger) < self.max_rows
 
     def _limit(self, request: Request) -> int:
         """How long this request's text may become."""
@@ -406,11 +415,6 @@ class _Rows:
 
 def _introduce(request: Request) -> Joined:
     return Joined(request.slot, list(request.tokens), len(request.prompt), request.seed, request.params)
-
-
-def _can_be_overtaken(request: Request) -> bool:
-    """Whether a younger request may be admitted before this one: not if its output has begun already."""
-    return request.n_preempted == 0 and request.n_overtaken < MAX_OVERTAKEN
 
 
 def _row(request: Request, n_tokens: int) -> Row:

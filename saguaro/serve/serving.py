@@ -28,6 +28,7 @@ from saguaro.serve.http.service import Service
 log = logging.getLogger(__name__)
 
 SPARE_SECONDS = 5  # after the time to drain: for responses to be sent
+SWITCH_SECONDS = 0.001  # the event loop waits so long for the interpreter while another thread has it; Python's is 0.005
 LAST_SECONDS = JOIN_SECONDS + 5.0  # after that: for the engine to end
 
 
@@ -94,6 +95,7 @@ class Server(uvicorn.Server):
 
 def serve(command: cli.Serve) -> int:
     """Serve until told to end."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     limits, parsers = command.limits.limits(), command.parsers.parsers()
     keys = command.api_key or tuple(filter(None, [os.environ.get("SAGUARO_API_KEY")]))
     if any(not key.strip() for key in keys):

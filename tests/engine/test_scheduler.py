@@ -16,7 +16,7 @@ from saguaro.engine.grammar import Mask
 from saguaro.engine.pace import UNBOUND, Patience
 from saguaro.engine.pages import PagePool
 from saguaro.engine.request import Request
-from saguaro.engine.scheduler import MAX_OVERTAKEN, Batch, Commit, Scheduler, lookahead_limits
+from saguaro.engine.scheduler import Batch, Commit, Scheduler, lookahead_limits
 from saguaro.errors import CapacityError, EmptyPrompt, PromptTooLong
 from saguaro.types import Outcome, Speculation
 
@@ -58,14 +58,13 @@ class FakeTarget:
     def step(self, quality: str = "none") -> tuple[Batch, list[Commit]] | None:
         """One round, everything about it checked."""
         scheduler = self.scheduler
-        unfinished = sorted((*scheduler.running, *scheduler.waiting), key=lambda r: r.number)
+        oldest = min((*scheduler.running, *scheduler.waiting), key=lambda r: r.number, default=None)
         n_before = {r: r.n_preempted for r in scheduler.running}
         batch = scheduler.next_batch()
         if batch is None:
-            assert not unfinished
+            assert oldest is None
             return None
-        # One that was overtaken waits for those that overtook it.
-        oldest = next(r for r in unfinished if r in scheduler.running or not 0 < r.n_overtaken <= MAX_OVERTAKEN)
+        assert oldest is not None
         assert oldest.n_preempted == n_before.get(oldest, oldest.n_preempted), "the oldest was preempted"
         advances = oldest in [row.request for row in batch.rows]
         assert advances or self.waited is not oldest, "the oldest did not advance in two steps"
@@ -104,7 +103,6 @@ class FakeTarget:
         self.check_slots(batch)
         for requests in (scheduler.running, scheduler.waiting):
             assert [r.number for r in requests] == sorted(r.number for r in requests)
-            assert all(r.n_overtaken <= MAX_OVERTAKEN for r in requests)
 
     def check_slots(self, batch: Batch) -> None:
         """What the draft is told: a slot is left once, joined only when free, with the request's own text."""
@@ -645,34 +643,37 @@ def test_a_small_request_does_not_wait_behind_one_that_waits_for_pages() -> None
     drain(target)
 
 
-def test_a_waiting_request_is_overtaken_a_bounded_number_of_times() -> None:
-    """Two small requests after another keep the pages that the large one needs."""
-    scheduler = new_scheduler(n_pages=8, page_size=2, max_length=16, max_rows=3, max_tokens=32)
-    large = new_request([1] * 14, 2)
-    for request in (new_request([0] * 3, 5, False), large):
+def test_a_waiting_request_is_not_starved_by_smaller_ones() -> None:
+    """Small requests come without end. They may use the pages that the large one leaves free, and no others."""
+    scheduler = new_scheduler(n_pages=12, page_size=2, max_length=24, max_rows=4, max_tokens=32)
+    first, large = new_request([0] * 3, 9, False), new_request([1] * 16, 2, False)
+    small = [new_request([2], 2, False) for _ in range(40)]
+    for request in (first, large, *small):
         scheduler.add(request)
     target = FakeTarget(scheduler)
-    for _ in range(100):
-        scheduler.add(new_request([0] * 3, 5, False))
+    while first.finish_reason is None:
         target.step()
-    assert large.n_overtaken == MAX_OVERTAKEN
-    assert large.finish_reason is not None
-    assert scheduler.waiting
+    n_before = sum(request.finish_reason is not None for request in small)
+    assert 0 < n_before < 40
+    for _ in range(4):
+        target.step()
+    assert (large.finish_reason, large.n_preempted) == ("length", 0)
+    drain(target)
 
 
-def test_a_preempted_request_is_not_overtaken() -> None:
-    scheduler = new_scheduler(n_pages=5, page_size=2, max_length=10, caching=False)
-    older, younger = new_request([0] * 3, 7, False), new_request([1] * 3, 7, False)
-    for request in (older, younger):
+def test_the_oldest_of_all_takes_pages_from_those_that_were_admitted_before_it() -> None:
+    scheduler = new_scheduler(n_pages=8, page_size=2, max_length=16, max_rows=4, max_tokens=32)
+    first, small = new_request([0] * 3, 2, False), new_request([2] * 5, 9, False)
+    for request in (first, small):
         scheduler.add(request)
     target = FakeTarget(scheduler)
-    while not scheduler.n_preemptions:
-        target.step()
-    scheduler.add(new_request([2], 1))
-    while younger in scheduler.waiting:
-        target.step()
-        assert len(scheduler.waiting) in (0, 2)
-    assert younger.n_overtaken == 0
+    target.step()
+    small.number, large = 2, new_request([1] * 12, 2, False)  # as if it had been admitted before the large one
+    scheduler.waiting.append(large)
+    large.number = 1
+    target.step()
+    target.step()
+    assert (scheduler.running, list(scheduler.waiting), small.n_preempted) == ([large], [small], 1)
     drain(target)
 
 
