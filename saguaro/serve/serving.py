@@ -28,7 +28,7 @@ from saguaro.serve.http.service import Service
 log = logging.getLogger(__name__)
 
 SPARE_SECONDS = 5  # after the time to drain: for responses to be sent
-SWITCH_SECONDS = 0.001  # the event loop waits so long for the interpreter while another thread has it; Python's is 0.005
+SWITCH_SECONDS = 0.001  # how long the event loop waits for a thread that computes; Python's own is 0.005
 LAST_SECONDS = JOIN_SECONDS + 5.0  # after that: for the engine to end
 
 
