@@ -15,8 +15,8 @@ import tyro
 
 from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
+from saguaro.measure.metrics import Summary
 from saguaro.model.default import DRAFT
-from saguaro.serve.metrics import Summary
 
 
 @dataclass(frozen=True)

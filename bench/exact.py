@@ -23,9 +23,9 @@ import tyro
 
 from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
+from saguaro.link.process import Patience, Process
+from saguaro.measure.metrics import Summary
 from saguaro.model.default import DRAFT
-from saguaro.serve.metrics import Summary
-from saguaro.transport.process import Patience, Process
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,13 @@ from torch import Tensor
 from bench.grown import SHAPES, Grown, find_epsilon, grow
 from bench.workloads import read_prompts
 from saguaro.config import EngineConfig, SamplingParams, format_bytes
+from saguaro.engine.engine import Engine
+from saguaro.llm import default_cache
+from saguaro.measure.metrics import Summary
 from saguaro.model.default import fetch_default
 from saguaro.model.load import Loaded, load
 from saguaro.model.tokenizer import Tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
-from saguaro.serve.engine import Engine
-from saguaro.serve.llm import default_cache
-from saguaro.serve.metrics import Summary
 from saguaro.types import RoundEvent
 
 

@@ -30,20 +30,20 @@ from torch import Tensor
 
 from bench.workloads import OURS
 from saguaro import LLM, SamplingParams
+from saguaro.attention.native import cpu_attention
+from saguaro.attention.step import Segment, flatten
 from saguaro.config import format_bytes
-from saguaro.engine.kv import KVCache, KVPlan
-from saguaro.engine.layout import Segment, flatten
-from saguaro.engine.native import cpu_attention
-from saguaro.engine.runner import Runner
+from saguaro.engine.assembly import find_device
 from saguaro.errors import ConfigError
+from saguaro.kv.memory import KVCache, KVPlan
+from saguaro.llm import default_cache
 from saguaro.model.default import fetch_default
 from saguaro.model.load import load, locate
 from saguaro.model.spec import ModelSpec
 from saguaro.model.tokenizer import load_tokenizer
 from saguaro.model.transformer import Layer, Transformer
 from saguaro.rng import derive_seed
-from saguaro.serve.assembly import find_device
-from saguaro.serve.llm import default_cache
+from saguaro.runner.runner import Runner
 
 CHUNK = 128  # tokens computed at once, so that logits of a large vocabulary stay small
 PAGE_SIZE = 16

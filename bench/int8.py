@@ -14,9 +14,9 @@ from torch import Tensor
 
 from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
-from saguaro.engine.kv import KVCache, KVPlan
-from saguaro.engine.layout import Segment, flatten
-from saguaro.engine.runner import make_runner
+from saguaro.attention.step import Segment, flatten
+from saguaro.kv.memory import KVCache, KVPlan
+from saguaro.runner.runner import make_runner
 
 PAGE = 16
 

@@ -33,12 +33,12 @@ import tyro
 from bench.attack import Args as AttackArgs
 from bench.attack import finish, start_attack
 from saguaro import LLM
+from saguaro.link.process import Process
 from saguaro.model.tiny import write_tiny
 from saguaro.serve.http.app import create_app
 from saguaro.serve.http.limits import Limits
 from saguaro.serve.http.service import Service
-from saguaro.serve.serving import Server, bind, uvicorn_config
-from saguaro.transport.process import Process
+from saguaro.serve.server import Server, bind, uvicorn_config
 
 FORMS: list[tuple[dict[str, Any], str]] = [  # and what the whole text then matches
     ({"regex": "(yes|no), [a-z]{3,8}\\."}, r"(yes|no), [a-z]{3,8}\."),

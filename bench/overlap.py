@@ -14,12 +14,12 @@ from pathlib import Path
 import tyro
 
 from saguaro.distill.corpus import Corpus
+from saguaro.llm import default_cache
+from saguaro.measure.prompts import read_prompt_file
 from saguaro.model.default import fetch_default
 from saguaro.model.load import locate
 from saguaro.model.spec import read_spec
 from saguaro.model.tokenizer import load_tokenizer
-from saguaro.serve.llm import default_cache
-from saguaro.serve.prompts import read_prompt_file
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """The peer: Hugging Face transformers on the same folder, dtype and threads."""
 
-from saguaro.serve.peer import Peer
+from saguaro.measure.peer import Peer
 
 __all__ = ["Peer"]

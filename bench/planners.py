@@ -22,7 +22,7 @@ from saguaro import LLM, SamplingParams
 from saguaro.algo.calibrate import Recorded, fit_acceptance_rate, fit_power_law, hit_curve
 from saguaro.algo.planning import Ahead, Planned
 from saguaro.draft.planner import Planner, make_planner
-from saguaro.transport.inline import Inline
+from saguaro.link.inline import Inline
 from saguaro.types import Outcome
 
 PLANNERS = ("uniform", "geometric", "general", "joint")

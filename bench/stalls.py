@@ -16,7 +16,7 @@ from typing import Any
 import tyro
 
 from saguaro import LLM, SamplingParams
-from saguaro.serve.engine import Engine
+from saguaro.engine.engine import Engine
 from saguaro.types import RoundEvent
 
 FREE = 1e9  # milliseconds: no bound
@@ -58,7 +58,10 @@ def main(args: Args) -> None:
     with LLM(args.model, draft=args.draft, device=args.device, **common) as llm:
         n_known, n_read = llm.engine.n_known, args.prompts * args.tokens
         print(f"{llm.engine.loaded.name}, {llm.engine.method.name}, {args.prompts} prompts of {args.tokens} tokens")
-        print(f"{'bound ms':>10}{'gap s: largest':>16}{'99 %':>8}{'median':>8}{'prompt tok/s':>14}{'per CPU s':>11}{'chat waits s':>14}")
+        print(
+            f"{'bound ms':>10}{'gap s: largest':>16}{'99 %':>8}{'median':>8}"
+            f"{'prompt tok/s':>14}{'per CPU s':>11}{'chat waits s':>14}"
+        )
         for bound in args.bounds:
             setting = {"none": FREE, "default": None}[bound] if bound in ("none", "default") else float(bound)
             with llm.sibling(max_inter_token_ms=setting) as other:

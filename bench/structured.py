@@ -21,11 +21,11 @@ import tyro
 
 from saguaro import LLM, SamplingParams
 from saguaro.draft.rows import Rows
-from saguaro.engine.sampler import Sampler
+from saguaro.engine.results import Result
+from saguaro.measure.metrics import Summary
 from saguaro.model.default import DRAFT
 from saguaro.model.grammar import Matcher
-from saguaro.serve.metrics import Summary
-from saguaro.serve.results import Result
+from saguaro.target.sampler import Sampler
 
 WORD = {"type": "string", "minLength": 1, "maxLength": 24}
 SCHEMAS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {

@@ -1,5 +1,5 @@
 """Prompts to measure with: ours, or those of a JSONL file."""
 
-from saguaro.serve.prompts import OURS, read_prompts
+from saguaro.measure.prompts import OURS, read_prompts
 
 __all__ = ["OURS", "read_prompts"]

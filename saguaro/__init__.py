@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from saguaro import errors, methods
     from saguaro.config import EngineConfig, SamplingParams, Structured
-    from saguaro.serve.llm import LLM
+    from saguaro.llm import LLM
 
 # OpenMP's threads spin while they wait for each other. On a machine that is busy with something else that makes a step
 # 50 times slower, so they spin for some microseconds and then sleep (docs/log.md). It is read when torch loads.
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
     """Import on first use, so that `saguaro --help` does not wait for torch."""
     import importlib
 
-    homes = {"LLM": "saguaro.serve.llm"}
+    homes = {"LLM": "saguaro.llm"}
     homes |= dict.fromkeys(("EngineConfig", "SamplingParams", "Structured"), "saguaro.config")
     if name in homes:
         return getattr(importlib.import_module(homes[name]), name)

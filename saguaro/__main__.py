@@ -1,5 +1,5 @@
 """`python -m saguaro` is the `saguaro` command."""
 
-from saguaro.serve.cli import main
+from saguaro.cli.main import main
 
 main()

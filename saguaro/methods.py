@@ -5,27 +5,27 @@ from functools import partial
 from pathlib import Path
 
 from saguaro.config import DraftConfig
-from saguaro.draft.economy import Economy, Idle, Lavish, Thrifty
-from saguaro.draft.elastic import Elastic
-from saguaro.draft.fallback import Always, ByBatch, Fallback, Measured, Nobody
+from saguaro.device.graphs import bucket
 from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.guess import DrawnGuess, Guesser, SharedGuess
 from saguaro.draft.model import Drafter, ModelDrafter, NoModel
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.planner import make_planner
+from saguaro.draft.policy.economy import Economy, Idle, Lavish, Thrifty
+from saguaro.draft.policy.elastic import Elastic
+from saguaro.draft.policy.fallback import Always, ByBatch, Fallback, Measured, Nobody
 from saguaro.draft.random import RandomTokens
 from saguaro.draft.rows import Proposer
-from saguaro.engine.grammar import Start
-from saguaro.engine.graphs import bucket
-from saguaro.engine.kv import KVPlan
-from saguaro.engine.sampler import Sampler
 from saguaro.kernels.best import ranker_for
 from saguaro.kernels.bundle import Kernels
+from saguaro.kv.memory import KVPlan
 from saguaro.method import METHODS, Method, find_method
 from saguaro.model.grammar import Grammars
 from saguaro.model.tokenizer import load_tokenizer
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide
+from saguaro.target.grammar import Start
+from saguaro.target.sampler import Sampler
 
 __all__ = ["METHODS", "Method", "draft_side", "find_method"]
 

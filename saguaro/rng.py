@@ -1,4 +1,4 @@
-"""Counter-based noise: the only randomness in the engine (DESIGN section 5).
+"""Counter-based noise: the only randomness in the engine.
 
 The noise of a token is a function of (request seed, position, token) and of nothing else: not of the batch, the
 method, the device or the number of calls before. It is Philox4x32-10, so the bits are the same everywhere.

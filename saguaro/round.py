@@ -1,4 +1,4 @@
-"""One round, both sides (DESIGN section 2): every method is this loop with other parts.
+"""One round, both sides: every method is this loop with other parts.
 
 Autoregressive decoding is the empty speculation, speculative decoding is the one for which nothing is prepared, and a
 lost draft is the first of these without a path of its own. Prefill is a row with many tokens and no speculation.
@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from saguaro.draft.cache import SpeculationCache
-from saguaro.draft.economy import Economy
-from saguaro.draft.fallback import Fallback
 from saguaro.draft.model import Drafter, Prepared
 from saguaro.draft.planner import Planner
+from saguaro.draft.policy.economy import Economy
+from saguaro.draft.policy.fallback import Fallback
 from saguaro.draft.rows import Row, Rows
-from saguaro.engine.grammar import Start
-from saguaro.engine.observe import round_event
-from saguaro.engine.scheduler import Batch, Commit, Scheduler, lookahead_limits
-from saguaro.engine.verifier import Pending, Verifier
+from saguaro.target.grammar import Start
+from saguaro.target.observe import round_event
+from saguaro.target.scheduler import Batch, Commit, Scheduler, lookahead_limits
+from saguaro.target.verifier import Pending, Verifier
 from saguaro.types import DraftLink, DraftTimes, Interval, Joined, Observer, Outcome, Speculation
 
 now = time.perf_counter

@@ -1,4 +1,4 @@
-"""The nouns of a round (DESIGN sections 1 and 4), with their shapes.
+"""The nouns of a round, with their shapes.
 
 B rows (sequences) in a batch, K lookahead, N nodes of a speculation (a chain has N = K), V vocabulary.
 A row is named by its slot: a small number that a request keeps from admission until it leaves.

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from saguaro import LLM
+from saguaro.llm import default_cache
 from saguaro.model.default import fetch_default
-from saguaro.serve.llm import default_cache
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,4 +1,4 @@
-"""Imports only point up the list of DESIGN section 3, and the engine needs nothing of the interfaces."""
+"""Imports only point up the list of folders, and the engine needs nothing of the interfaces."""
 
 import ast
 import subprocess
@@ -9,25 +9,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "saguaro"
 ORDER = [
-    "errors",
-    "method",
-    "config",
-    "rng",
-    "types",
-    "algo",
-    "model",
-    "kernels",
-    "engine",
-    "draft",
-    "round",
-    "methods",
+    *("errors", "method", "config", "rng", "types", "algo", "model", "kernels"),
+    *("device", "kv", "attention", "runner", "target", "draft", "round", "methods", "link"),
+    *("engine", "llm", "measure", "distill", "serve", "cli"),
 ]
-ORDER += ["transport", "distill", "serve"]
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.name not in ("__init__.py", "__main__.py"))
 
 
 def part(name: str) -> str:
-    """saguaro.engine.pages -> engine."""
+    """saguaro.kv.pages -> engine."""
     return name.split(".")[1]
 
 
@@ -54,7 +44,7 @@ class Bare:
         if name.split(".")[0] in ("rich", "tyro", "fastapi", "uvicorn", "typer", "gguf", "triton", "llguidance"):
             raise ModuleNotFoundError(f"{name} is not on a bare machine", name=name)
 sys.meta_path.insert(0, Bare())
-import saguaro.round, saguaro.methods, saguaro.transport.silent, saguaro.model.load, saguaro.serve.llm
+import saguaro.round, saguaro.methods, saguaro.link.null, saguaro.model.load, saguaro.llm
 from saguaro import LLM, SamplingParams
 """
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -62,11 +52,11 @@ from saguaro import LLM, SamplingParams
 
 def test_only_the_server_imports_what_serves() -> None:
     """Whoever generates does not wait for a web framework to load."""
-    script = "import sys, saguaro.serve.cli, saguaro.serve.generate, saguaro.serve.chat, saguaro.serve.front\n"
+    script = "import sys, saguaro.cli.main, saguaro.cli.generate, saguaro.cli.chat, saguaro.serve.front\n"
     script += "assert not {'fastapi', 'starlette', 'uvicorn', 'pydantic', 'prometheus_client'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_no_method_is_named_in_the_loop() -> None:
-    for path in [ROOT / "round.py", *(ROOT / "engine").glob("*.py"), *(ROOT / "transport").glob("*.py")]:
+    for path in [ROOT / "round.py", *(ROOT / "target").glob("*.py"), *(ROOT / "link").glob("*.py")]:
         assert "method ==" not in path.read_text(), path

@@ -2,7 +2,7 @@
 
 Invariant: what is planned is possible and distinct. Never k > length, and never the in-flight token itself as the bonus
 after k < length accepted tokens: it would have been accepted. At k = length every candidate is possible. All of it is a
-fixed sequence of tensor operations, whatever the values. DESIGN section 6; paper: Definition 11, Theorem 18.
+fixed sequence of tensor operations, whatever the values. Paper: Definition 11, Theorem 18.
 
 tokens         s_0   s_1   s_2                K = 3, length = 3
 k            0     1     2     3              the bonus after k accepted tokens stands where s_k stood

@@ -1,6 +1,6 @@
 """From logits to tokens. Everything here is a pure function of tensors, row by row: R rows, V tokens.
 
-The token of a row is argmax(log p'(v) + g(seed, position, v)) with Gumbel noise g (DESIGN section 5): a sample of
+The token of a row is argmax(log p'(v) + g(seed, position, v)) with Gumbel noise g: a sample of
 p', the distribution after penalties, bias, temperature, top-k, top-p and min-p, in that order. At temperature 0 it is
 the plain argmax. Removed tokens have score -inf. Ties at a threshold are kept, so no result depends on a sort.
 """

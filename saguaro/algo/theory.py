@@ -3,7 +3,7 @@
 Letters: a acceptance rate, K lookahead, p_h hit rate, E expected tokens of a round (the bonus included), T draft time;
 _p after or by the primary, _b after or by the backup. Invariant: every function is exact under the paper's model
 (rounds independent, one verification takes 1) and touches nothing but its arguments.
-Paper: Theorems 1, 7, 15, 17, 19, Corollaries 8, 9, 16, Definition 14, Equation 1 (DESIGN section 6 has the formulas).
+Paper: Theorems 1, 7, 15, 17, 19, Corollaries 8, 9, 16, Definition 14, Equation 1.
 """
 
 import math

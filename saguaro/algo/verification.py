@@ -1,4 +1,4 @@
-"""Which speculated tokens stand (DESIGN section 5): two rules, both exact.
+"""Which speculated tokens stand: two rules, both exact.
 
 Shared noise: the target's token at every position is fixed by (logits, parameters, seed, position), so verification is
 comparison. The draft's probabilities are not needed, and the output does not depend on the draft at all.

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from saguaro.algo.planning import Ahead, Planned
+from saguaro.attention.paged import Paged, PagedAttention, ends, from_left, slots_at, split_of
+from saguaro.attention.step import Segment
+from saguaro.device.graphs import Graphs, Mirror, Moment, SideStream, bucket
 from saguaro.draft.model import ModelDrafter, Prepared
 from saguaro.draft.planner import Planner
 from saguaro.draft.rows import Proposal, Row
-from saguaro.engine.graphed import float_bits, noise_of
-from saguaro.engine.graphs import Graphs, Mirror, Moment, SideStream, bucket
-from saguaro.engine.kv import KVCache
-from saguaro.engine.layout import Segment
-from saguaro.engine.paged import Paged, PagedAttention, ends, from_left, slots_at, split_of
-from saguaro.engine.tables import PageTables
 from saguaro.kernels.bundle import Kernels
+from saguaro.kv.memory import KVCache
+from saguaro.kv.tables import PageTables
 from saguaro.model.transformer import Place, Transformer
+from saguaro.target.graphed import float_bits, noise_of
 from saguaro.types import DRAFT, Outcome
 
 # Columns of a row's line: all that are drafted for, then those that are prepared for, then tokens.

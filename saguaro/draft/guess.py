@@ -15,7 +15,7 @@ from torch import Tensor
 
 from saguaro import rng
 from saguaro.algo import sampling
-from saguaro.engine.sampler import Place, Sampler, rules
+from saguaro.target.sampler import Place, Sampler, rules
 
 FIRST_DRAFT_SEED = 2**32  # derived seeds below it belong to a request's n outputs
 

@@ -22,19 +22,19 @@ import torch
 from torch import Tensor
 
 from saguaro.algo.planning import Ahead, Planned
-from saguaro.draft.branches import BranchAttention, Fork
+from saguaro.attention.branches import BranchAttention, Fork
+from saguaro.attention.sdpa import slots_of
+from saguaro.attention.step import Segment, flatten
+from saguaro.device.graphs import bucket
 from saguaro.draft.guess import Guess, Guesser
 from saguaro.draft.planner import Planner
 from saguaro.draft.rows import GoesOn, Proposal, Row
-from saguaro.engine.attention import slots_of
-from saguaro.engine.graphs import bucket
-from saguaro.engine.kv import KVCache, KVPlan
-from saguaro.engine.layout import Segment, flatten
-from saguaro.engine.pace import Pace, Work
-from saguaro.engine.pages import PagePool, PageTable
-from saguaro.engine.runner import make_runner
 from saguaro.kernels.bundle import Kernels
+from saguaro.kv.memory import KVCache, KVPlan
+from saguaro.kv.pages import PagePool, PageTable
 from saguaro.model.transformer import Transformer
+from saguaro.runner.runner import make_runner
+from saguaro.target.pace import Pace, Work
 from saguaro.types import DRAFT, Outcome, Speculation
 
 MAX_READ = 512  # tokens of text read in one round: as many as the target computes

@@ -1,4 +1,4 @@
-"""Who chooses the outcomes to prepare, and learns from those that came (DESIGN section 6).
+"""Who chooses the outcomes to prepare, and learns from those that came.
 
 A planner plans for what is in flight and is then told what became of it. Invariant: each row planned for is learnt from
 at most once, and only from its own outcome. A speculation may be cut before it is verified: then "all accepted" means

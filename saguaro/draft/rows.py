@@ -7,8 +7,8 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from saguaro.engine.grammar import Guide, Start
-from saguaro.engine.request import Request
+from saguaro.target.grammar import Guide, Start
+from saguaro.target.request import Request
 from saguaro.types import CACHE, EMPTY, Joined, Outcome, Speculation
 
 

@@ -1,4 +1,4 @@
-"""Adoption of a branch: its keys and values of all layers move to the trunk's pages (DESIGN section 7).
+"""Adoption of a branch: its keys and values of all layers move to the trunk's pages.
 
 Invariant: slots that are not named keep their bits; what is copied is copied as it is.
 """

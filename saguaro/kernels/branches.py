@@ -1,4 +1,4 @@
-"""Attention of branches that fork from one text (DESIGN section 7), as one kernel.
+"""Attention of branches that fork from one text, as one kernel.
 
 A branch sees its trunk up to the fork and its own tokens; one softmax runs over both parts. Invariant: the trunk's
 pages are read once per key head for a tile of branches, and a mask is a comparison with the fork, never a tensor.

@@ -1,4 +1,4 @@
-"""The joint planner's round as two kernels: the likeliest outcomes of every row, and what became of them (DESIGN 6).
+"""The joint planner's round as two kernels: the likeliest outcomes of every row, and what became of them.
 
 Its twin is draft/planner.py's Joint in plain torch, which owns the tables and says what they mean. Leads, bins and
 rates are the twin's to the bit; chances may differ in their last bits, and outcomes whose chances agree to 2^-40 stand

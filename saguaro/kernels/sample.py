@@ -1,4 +1,4 @@
-"""From logits to tokens with shared noise (DESIGN section 5): argmax, or the n best, of logits / temperature + noise.
+"""From logits to tokens with shared noise: argmax, or the n best, of logits / temperature + noise.
 
 The noise is rng's, bit for bit up to the last step: Philox4x32-10 keyed by the seed at counter (token // 4, position,
 0, DOMAIN), lane token % 4. One counter serves four neighbouring tokens. Its logarithms may differ by an ulp or two

@@ -98,7 +98,7 @@ class Grammars:
 
 
 class Matcher:
-    """The grammar of one output (saguaro.engine.grammar.Grammar)."""
+    """The grammar of one output (saguaro.target.grammar.Grammar)."""
 
     def __init__(self, beginning: Any, renew: Callable[[], Any], ends: Sequence[int], n_vocab: int) -> None:
         self._renew, self._n_renewals, self._ends = renew, MAX_RENEWALS, frozenset(ends)

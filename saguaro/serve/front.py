@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from saguaro.config import SamplingParams
+from saguaro.engine.engine import Engine
+from saguaro.engine.results import Completion, Delta, Result
 from saguaro.errors import ConfigError, Overloaded, ReaderTooSlow, SaguaroError, TimedOut, Unavailable
-from saguaro.serve.engine import Engine
-from saguaro.serve.results import Completion, Delta, Result
 from saguaro.types import RoundEvent, RowEvent
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from saguaro.serve.engine import Engine
-from saguaro.serve.metrics import Rate, Summary
-from saguaro.serve.results import Completion
-from saguaro.transport.process import Process
+from saguaro.engine.engine import Engine
+from saguaro.engine.results import Completion
+from saguaro.link.process import Process
+from saguaro.measure.metrics import Rate, Summary
 
 # vLLM's, in seconds.
 FIRST = (

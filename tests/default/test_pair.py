@@ -3,9 +3,9 @@
 import pytest
 
 from saguaro import LLM, SamplingParams
+from saguaro.measure.metrics import Summary
+from saguaro.measure.prompts import OURS
 from saguaro.model.default import DRAFT
-from saguaro.serve.metrics import Summary
-from saguaro.serve.prompts import OURS
 
 pytestmark = pytest.mark.network
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from saguaro.attention.native import cpu_attention
+from saguaro.attention.step import Segment, flatten
 from saguaro.distill.parallel import Parallel, hidden_states
-from saguaro.engine.kv import KVCache, KVPlan
-from saguaro.engine.layout import Segment, flatten
-from saguaro.engine.native import cpu_attention
+from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.model.load import load
 from saguaro.model.tiny import write_tiny
 from saguaro.model.transformer import Transformer

@@ -10,8 +10,8 @@ from torch import Tensor
 from saguaro.algo.theory import saguaro_probabilities
 from saguaro.config import SamplingParams
 from saguaro.draft.guess import DrawnGuess, Guesser, SharedGuess
-from saguaro.engine.request import Request
-from saguaro.engine.sampler import Place, Sampler
+from saguaro.target.request import Request
+from saguaro.target.sampler import Place, Sampler
 
 V, KNOWN, C = 12, 10, 4
 

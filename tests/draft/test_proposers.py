@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saguaro.config import SamplingParams
-from saguaro.draft.fallback import Nobody
 from saguaro.draft.load import load_draft
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.ngram import Ngram
+from saguaro.draft.policy.fallback import Nobody
 from saguaro.draft.random import RandomTokens
 from saguaro.draft.rows import Proposal, Proposer, Row, Rows
 from saguaro.draft.scripted import Scripted

@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 
 from saguaro import LLM, SamplingParams
 from saguaro.draft.graphed import GraphDrafter
-from saguaro.engine.graphed import GraphVerifier
-from saguaro.engine.scheduler import NOT_FINITE
 from saguaro.errors import CapacityError
+from saguaro.link.inline import Inline
 from saguaro.model.tiny import write_tiny
-from saguaro.transport.inline import Inline
+from saguaro.target.graphed import GraphVerifier
+from saguaro.target.scheduler import NOT_FINITE
 from saguaro.types import RoundEvent
 from tests.round.test_unprepared import Moody
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saguaro.engine.attention import slots_of
+from saguaro.attention.sdpa import slots_of
 
 pytest.importorskip("triton")
 

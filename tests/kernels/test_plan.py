@@ -12,8 +12,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from saguaro.algo.planning import NEVER, Ahead, Planned
+from saguaro.device.graphs import Graphs
 from saguaro.draft.planner import Joint
-from saguaro.engine.graphs import Graphs
 from saguaro.kernels.plan import TritonJoint
 from saguaro.types import Outcome
 from tests.algo.test_planning import aheads, outcomes, possible

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saguaro.engine.kv import KVCache, KVPlan
-from saguaro.engine.layout import Segment, flatten
-from saguaro.engine.native import cpu_attention
-from saguaro.engine.pages import PagePool, PageTable
-from saguaro.engine.runner import Runner
+from saguaro.attention.native import cpu_attention
+from saguaro.attention.step import Segment, flatten
+from saguaro.kv.memory import KVCache, KVPlan
+from saguaro.kv.pages import PagePool, PageTable
 from saguaro.model.load import load
+from saguaro.runner.runner import Runner
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4  # of logits in float32

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from saguaro.engine.pages import PageTable
+from saguaro.kv.pages import PageTable
 from saguaro.model.tiny import tiny_model
 from tests.parity.driver import LINEAR, LLAMA3, PAGE_SIZE, TOLERANCE, Driver, difference, random_tokens, reference
 

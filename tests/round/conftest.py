@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from saguaro.draft import elastic
+from saguaro.draft.policy import elastic
 
 
 @pytest.fixture(autouse=True)

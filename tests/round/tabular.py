@@ -30,24 +30,24 @@ from saguaro import methods
 from saguaro.algo import sampling
 from saguaro.algo.planning import Ahead, Planned
 from saguaro.algo.sampling import Rules
+from saguaro.attention.native import cpu_attention
 from saguaro.config import SamplingParams
-from saguaro.draft import fallback
 from saguaro.draft.model import ModelDrafter
-from saguaro.engine.kv import KVCache, KVPlan
-from saguaro.engine.native import cpu_attention
-from saguaro.engine.pages import PagePool
-from saguaro.engine.request import Request
-from saguaro.engine.rules import Rejection, Rule, SharedNoise
-from saguaro.engine.runner import Runner
-from saguaro.engine.sampler import Sampler
-from saguaro.engine.scheduler import Batch, Commit, Scheduler
-from saguaro.engine.verifier import EagerPending, EagerVerifier
+from saguaro.draft.policy import fallback
+from saguaro.kv.memory import KVCache, KVPlan
+from saguaro.kv.pages import PagePool
+from saguaro.link.inline import Inline
+from saguaro.link.null import Silent
 from saguaro.methods import METHODS, Method
 from saguaro.model.spec import ModelSpec, Rope
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide, Round
-from saguaro.transport.inline import Inline
-from saguaro.transport.silent import Silent
+from saguaro.runner.runner import Runner
+from saguaro.target.request import Request
+from saguaro.target.rules import Rejection, Rule, SharedNoise
+from saguaro.target.sampler import Sampler
+from saguaro.target.scheduler import Batch, Commit, Scheduler
+from saguaro.target.verifier import EagerPending, EagerVerifier
 from saguaro.types import DraftLink, Outcome, Speculation
 from tests.draft.config import new_config
 

@@ -14,8 +14,8 @@ import torch
 
 from saguaro import rng
 from saguaro.config import SamplingParams
-from saguaro.draft import fallback
-from saguaro.engine.request import Request
+from saguaro.draft.policy import fallback
+from saguaro.target.request import Request
 from tests.round.tabular import (
     N_POSITIONS,
     PROMPTS,

@@ -17,32 +17,32 @@ import torch
 from torch import Tensor
 
 from saguaro import methods
+from saguaro.attention.branches import BranchAttention, Fork
+from saguaro.attention.native import cpu_attention
+from saguaro.attention.sdpa import slots_of
+from saguaro.attention.step import Segment, flatten
 from saguaro.config import DraftConfig
-from saguaro.draft import fallback
-from saguaro.draft.branches import BranchAttention, Fork
 from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.model import ModelDrafter
+from saguaro.draft.policy import fallback
 from saguaro.draft.rows import Row
-from saguaro.engine.attention import slots_of
-from saguaro.engine.graphed import GraphVerifier
-from saguaro.engine.kv import KVCache, KVPlan
-from saguaro.engine.layout import Segment, flatten
-from saguaro.engine.native import cpu_attention
-from saguaro.engine.pages import PagePool
-from saguaro.engine.request import Request
-from saguaro.engine.runner import Runner, make_runner
-from saguaro.engine.sampler import Sampler
-from saguaro.engine.scheduler import Batch, Commit, Scheduler
-from saguaro.engine.verifier import EagerVerifier, Pending, Verifier
 from saguaro.kernels.bundle import Kernels, plain_kernels
+from saguaro.kv.memory import KVCache, KVPlan
+from saguaro.kv.pages import PagePool
+from saguaro.link.inline import Inline
+from saguaro.link.null import Silent
 from saguaro.methods import METHODS, Method
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide, Round
-from saguaro.transport.inline import Inline
-from saguaro.transport.silent import Silent
+from saguaro.runner.runner import Runner, make_runner
+from saguaro.target.graphed import GraphVerifier
+from saguaro.target.request import Request
+from saguaro.target.sampler import Sampler
+from saguaro.target.scheduler import Batch, Commit, Scheduler
+from saguaro.target.verifier import EagerVerifier, Pending, Verifier
 from saguaro.types import CACHE, DraftLink, Joined, Outcome, Speculation
-from tests.engine.test_round import CPU, N_KNOWN, SPEC, new_model, new_requests, true_logits, true_output
 from tests.round.tabular import RULES, Clock, under
+from tests.target.test_round import CPU, N_KNOWN, SPEC, new_model, new_requests, true_logits, true_output
 
 N_REQUESTS = 8
 SIZES = [(1, 1), (1, 6), (4, 1), (4, 6)]  # lookahead, budget

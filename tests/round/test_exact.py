@@ -18,16 +18,16 @@ from saguaro.algo import sampling
 from saguaro.algo.planning import Ahead, Planned
 from saguaro.config import FALLBACKS
 from saguaro.draft import rows
-from saguaro.draft.elastic import Elastic
-from saguaro.draft.fallback import ByBatch
 from saguaro.draft.guess import DrawnGuess, Guess
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.ngram import Ngram
+from saguaro.draft.policy.elastic import Elastic
+from saguaro.draft.policy.fallback import ByBatch
 from saguaro.draft.random import RandomTokens
 from saguaro.draft.rows import GoesOn, Proposal, Row, Wanted, stack_q
-from saguaro.engine import sampler
-from saguaro.engine.sampler import Place
 from saguaro.methods import METHODS
+from saguaro.target import sampler
+from saguaro.target.sampler import Place
 from saguaro.types import Speculation
 from tests.round.tabular import (
     RULES,

@@ -8,8 +8,8 @@ import pytest
 from torch import Tensor
 
 from saguaro.draft.rows import Rows
-from saguaro.engine.grammar import Guide, Mask
-from saguaro.engine.request import Request
+from saguaro.target.grammar import Guide, Mask
+from saguaro.target.request import Request
 from tests.round import tabular
 from tests.round.tabular import (
     RULES,

@@ -15,19 +15,20 @@ import pytest
 import torch
 
 from saguaro.algo.planning import Ahead, Planned
-from saguaro.draft import fallback, graphed
-from saguaro.draft.economy import Lavish
+from saguaro.draft import graphed
 from saguaro.draft.graphed import GraphDrafter
+from saguaro.draft.policy import fallback
+from saguaro.draft.policy.economy import Lavish
 from saguaro.draft.rows import Row, Rows
-from saguaro.engine.request import Request
 from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.methods import METHODS, draft_side
 from saguaro.model.transformer import Transformer
+from saguaro.target.request import Request
 from saguaro.types import Joined, Outcome, RoundEvent
 from tests.draft.config import new_config
-from tests.engine.test_round import N_KNOWN, new_model, new_requests, true_output
 from tests.round.tabular import Clock, under
 from tests.round.test_conformance import N_REQUESTS, Rig, new_rig
+from tests.target.test_round import N_KNOWN, new_model, new_requests, true_output
 
 PREPARING = [name for name, method in METHODS.items() if method.planner != "nothing"]
 PLAIN = ("greedy", "warm")  # a captured draft knows temperatures, and no other rules

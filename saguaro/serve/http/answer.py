@@ -12,14 +12,14 @@ from starlette.responses import JSONResponse, Response
 
 from saguaro import rng
 from saguaro.config import SamplingParams
-from saguaro.engine.scheduler import NOT_FINITE
+from saguaro.engine.results import Completion, Delta, Result
 from saguaro.serve.front import Done, Event, Failed, Piece, Ticket
 from saguaro.serve.http.errors import APIError, api_error
 from saguaro.serve.http.protocol import Asking
 from saguaro.serve.http.service import Service
 from saguaro.serve.http.speculation import Narrator
 from saguaro.serve.http.sse import DONE, EventStream, sse, unless_gone
-from saguaro.serve.results import Completion, Delta, Result
+from saguaro.target.scheduler import NOT_FINITE
 
 GRACE = 10.0  # seconds after the time limit until a client that reads nothing is left
 

@@ -9,6 +9,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from saguaro.config import SamplingParams
+from saguaro.engine.results import Completion, Delta, Result
 from saguaro.errors import ConfigError
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.serve.front import Ticket
@@ -18,7 +19,6 @@ from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.logprobs import chat_logprobs, prompt_logprobs
 from saguaro.serve.http.protocol import ChatRequest
 from saguaro.serve.http.service import Service
-from saguaro.serve.results import Completion, Delta, Result
 from saguaro.serve.tools.dialect import Conversation, Dialect, Prompt
 from saguaro.serve.tools.events import CallArguments, CallStart, ContentDelta, Event, Parsed, ReasoningDelta
 from saguaro.serve.tools.reader import OutputReader, parse

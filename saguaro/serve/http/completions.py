@@ -7,12 +7,12 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
+from saguaro.engine.results import Completion, Delta, Result
 from saguaro.serve.http.answer import Choice, Question, read, respond
 from saguaro.serve.http.checks import check_asking
 from saguaro.serve.http.logprobs import completion_logprobs, n_characters, prompt_logprobs
 from saguaro.serve.http.protocol import CompletionRequest
 from saguaro.serve.http.service import Service
-from saguaro.serve.results import Completion, Delta, Result
 from saguaro.types import TokenLogprobs
 
 Scored = Sequence[TokenLogprobs | None]

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from saguaro.config import SamplingParams
+from saguaro.engine.engine import Engine
 from saguaro.errors import ConfigError, PromptTooLong
-from saguaro.serve.engine import Engine
 from saguaro.serve.front import Front
 from saguaro.serve.http.body import SMALL, read_body
 from saguaro.serve.http.errors import APIError

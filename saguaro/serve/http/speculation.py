@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from saguaro.engine.engine import CONTEXT
 from saguaro.model.tokenizer import TextStream, Tokenizer
-from saguaro.serve.engine import CONTEXT
 from saguaro.serve.front import Piece
 from saguaro.types import Interval
 

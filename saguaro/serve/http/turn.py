@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
 from saguaro import rng
+from saguaro.engine.results import Result
 from saguaro.serve.front import Done, Failed, Piece, Ticket
 from saguaro.serve.http.answer import GRACE, broken
 from saguaro.serve.http.blocks import Block, Blocks, Change
@@ -25,7 +26,6 @@ from saguaro.serve.http.errors import APIError, api_error
 from saguaro.serve.http.protocol import DERIVED, Body, ChatRequest
 from saguaro.serve.http.service import Service
 from saguaro.serve.http.sse import EventStream, unless_gone
-from saguaro.serve.results import Result
 from saguaro.serve.tools.dialect import Prompt
 
 Data = dict[str, Any]

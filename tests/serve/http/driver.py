@@ -14,12 +14,12 @@ import uvicorn
 from httpx import Response
 
 from saguaro import LLM
+from saguaro.engine.results import Delta
 from saguaro.serve.front import Front
 from saguaro.serve.http.app import create_app
 from saguaro.serve.http.limits import Limits
 from saguaro.serve.http.service import Service
-from saguaro.serve.results import Delta
-from saguaro.serve.serving import Server, bind, uvicorn_config
+from saguaro.serve.server import Server, bind, uvicorn_config
 from saguaro.serve.tools.parsers import Parsers
 
 NAME = "tiny"

@@ -16,8 +16,8 @@ import pytest
 
 from saguaro.model.tiny import write_tiny
 from saguaro.serve.http.service import READERS
+from tests.link.target import is_running, until
 from tests.serve.http.driver import read_events
-from tests.transport.target import is_running, until
 
 SERVE = [sys.executable, "-m", "saguaro", "serve"]
 ASKED = {"prompt": "the end", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
@@ -100,12 +100,12 @@ def test_it_ends_in_time_whatever_is_being_read(tmp_path: Path) -> None:
 
 HANGING = """
 import sys, time
-from saguaro.serve import cli, serving
+from saguaro.cli import main, serve
 from saguaro.serve.http.service import Service
-serving.SPARE_SECONDS, serving.LAST_SECONDS = 1, 1.0
+serve.SPARE_SECONDS, serve.LAST_SECONDS = 1, 1.0
 async def close(self): time.sleep(1000)
 Service.close = close
-cli.main(sys.argv[1:])
+main.main(sys.argv[1:])
 """
 
 
@@ -164,9 +164,7 @@ def test_a_draft_that_is_killed_is_nothing_to_clients(folder: Path, tmp_path: Pa
 
 def drafts(pid: int) -> list[int]:
     """Draft processes that a process has started."""
-    return [
-        child for child in children(pid) if "saguaro.transport.worker" in Path(f"/proc/{child}/cmdline").read_text()
-    ]
+    return [child for child in children(pid) if "saguaro.link.worker" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 def children(pid: int) -> list[int]:

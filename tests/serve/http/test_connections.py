@@ -20,9 +20,9 @@ from saguaro.serve.http import listener as listener_module
 from saguaro.serve.http.connection import Connection
 from saguaro.serve.http.limits import Limits
 from saguaro.serve.http.listener import find_room
+from tests.link.target import until
 from tests.serve.http.driver import LONG, Gate, Running, running
 from tests.serve.http.test_command import SERVE, serving
-from tests.transport.target import until
 
 HALF = b"GET /health HTTP/1.1\r\nHost: a\r\n"
 WHOLE = HALF + b"\r\n"

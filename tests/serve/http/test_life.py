@@ -15,8 +15,8 @@ from saguaro import LLM
 from saguaro.serve import front as front_module
 from saguaro.serve.http import answer as answer_module
 from saguaro.serve.http.limits import Limits
+from tests.link.target import until
 from tests.serve.http.driver import LONG, Gate, Running, read_events, running
-from tests.transport.target import until
 
 TEXT = "/v1/completions"
 ASKED = {"prompt": "the end", **LONG}

@@ -16,8 +16,8 @@ from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.protocol import CompletionRequest
 from saguaro.serve.http.structured import _openai, _vllm, structured
 from saguaro.serve.vetted import VettedGrammars
+from tests.link.target import is_running
 from tests.serve.http.driver import LONG, Running, running
-from tests.transport.target import is_running
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 MEANT: list[tuple[dict[str, Any], Any]] = [

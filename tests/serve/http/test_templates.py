@@ -10,8 +10,8 @@ from saguaro import LLM
 from saguaro.serve import vetted
 from saguaro.serve.http.service import Service
 from saguaro.serve.vetted import VettedTemplates
+from tests.link.target import is_running
 from tests.serve.http.driver import LONG, Running, running
-from tests.transport.target import is_running
 
 N = "range(99999)"
 LOOPS = "{% for a in " + N + " %}{% for b in " + N + " %}{% for c in " + N + " %}{% endfor %}{% endfor %}{% endfor %}"

@@ -1,0 +1,59 @@
+"""Attention on a CPU by cpu.c: every query by itself, straight from the pages.
+
+What a token gives depends on its text alone, to the bit, whatever else the step holds.
+"""
+
+import torch
+from torch import Tensor
+
+from saguaro.attention.sdpa import AttentionBackend, SDPAttention, slots_of
+from saguaro.attention.step import Layout
+from saguaro.kernels import native
+from saguaro.kernels.native import at
+from saguaro.kv.memory import KVCache
+from saguaro.model.spec import ModelSpec
+from saguaro.model.transformer import Place
+
+
+class NativeAttention:
+    """cpu.c's attend over a cache of float32."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache, self._library = cache, native.library()
+        self._slots = self._text = self._seen = torch.empty(0)
+        self._places: list[Place] = []
+
+    def plan(self, layout: Layout) -> None:
+        """Find where each token's text lies and how much of it the token sees."""
+        sizes, longest = layout.sizes, max(layout.lengths)
+        self._places = [Place(memory, layout.slots) for memory in self._cache.layers]
+        self._slots = torch.zeros(len(sizes), longest, dtype=torch.int32)  # [R, longest]: of every key
+        for row, (pages, length) in enumerate(zip(layout.pages, layout.lengths, strict=True)):
+            self._slots[row, :length] = slots_of(pages, length, self._cache.page_size)
+        text = [row for row, n in enumerate(sizes) for _ in range(n)]
+        seen = [length - n + 1 + i for n, length in zip(sizes, layout.lengths, strict=True) for i in range(n)]
+        self._text, self._seen = torch.tensor([text, seen], dtype=torch.int32)  # [T] each; of keys
+
+    def place(self, layer: int) -> Place:
+        """See AttentionBackend."""
+        return self._places[layer]
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """See AttentionBackend."""
+        memory = self._cache.layers[layer]
+        n_tokens, n_heads, d = q.shape
+        assert q.stride()[1:] == (d, 1), q.stride()
+        out = torch.empty(n_tokens, n_heads * d)
+        self._library.attend(
+            q.data_ptr(), q.stride(0), n_tokens, n_heads, memory.shape[1] // 2, d, at(memory), at(self._slots),
+            self._slots.shape[1], at(self._text), at(self._seen), at(out),
+        )  # fmt: skip
+        return out
+
+
+def cpu_attention(cache: KVCache, spec: ModelSpec) -> AttentionBackend:
+    """The attention for a device without kernels of its own: cpu.c's where it can be, or torch's."""
+    is_plain = cache.device.type == "cpu" and cache.dtype == torch.float32 and spec.head_dim % 8 == 0
+    if is_plain and native.is_there():
+        return NativeAttention(cache)
+    return SDPAttention(cache, spec.n_heads // spec.n_kv_heads)

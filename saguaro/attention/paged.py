@@ -1,0 +1,128 @@
+"""Attention by kernels that find keys and values through page tables held in tensors.
+
+What a row computes does not depend on its neighbours, bit for bit (saguaro.kernels.attention), and a step whose
+tensors stay where they are can be captured.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from saguaro.attention.step import Layout
+from saguaro.kernels.bundle import Kernels
+from saguaro.kv.memory import KVCache
+from saguaro.model.transformer import Place
+
+MAX_SPLITS = 32
+LEAST_SPLIT = 128  # keys
+
+
+@dataclass(frozen=True)
+class Paged:
+    """Where the tokens of a step and the texts they belong to lie."""
+
+    slots: Tensor  # [T] int64: where each token's key and value go; -1: nowhere
+    pages: Tensor  # [R, P] int32
+    starts: Tensor  # [R + 1] int32: row r's queries are tokens starts[r] : starts[r + 1], the last of its text
+    lengths: Tensor  # [R] int32: keys the last of them sees, itself included
+    n_queries: int  # most of a row
+    longest: int  # no length is greater
+
+
+class PagedAttention:
+    """Attends to texts on pages, to which a step's keys and values go."""
+
+    def __init__(self, cache: KVCache, kernels: Kernels, longest: int) -> None:
+        self._cache, self._kernels, self._split = cache, kernels, split_of(longest)
+        self._at: Paged  # the next step's
+
+    def plan(self, layout: Layout) -> None:
+        """Take the next step's layout."""
+        device, n_pages = self._cache.device, max(map(len, layout.pages))
+        pages = torch.tensor([[*row, *[0] * (n_pages - len(row))] for row in layout.pages], dtype=torch.int32)
+        self.plan_paged(
+            Paged(
+                layout.slots,
+                pages.to(device),
+                torch.tensor(layout.starts, dtype=torch.int32).to(device),
+                torch.tensor(layout.lengths, dtype=torch.int32).to(device),
+                n_queries=max(layout.sizes),
+                longest=max(layout.lengths),
+            )
+        )
+
+    def plan_paged(self, paged: Paged) -> None:
+        """Take the next step's places, on the device already."""
+        self._at = paged
+
+    def place(self, layer: int) -> Place:
+        """See AttentionBackend."""
+        return Place(self._cache.layers[layer], self._at.slots)
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """See AttentionBackend."""
+        at = self._at
+        return self._kernels.attend(
+            q, self._cache.layers[layer], at.pages, at.starts, at.lengths, self._cache.page_size,
+            at.n_queries, at.longest, split=self._split,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Rows of K + 1 places at whose end the last tokens of a text stand; padding comes first, and is not kept.
+
+    n = 2 of K = 4    places   . . t s s        t: the text's last token, s: the n tokens after it, .: padding
+    positions                  2 3 4 5 6
+    """
+
+    positions: Tensor  # [R, K+1] int64; below 0 where padding has none
+    paged: Paged
+
+
+def ends(
+    text: Tensor,  # [R] int64: tokens of each text; 0: padding, a row that nobody has
+    n: Tensor,  # [R] int64: tokens after it; -1 for such a row
+    steps: Tensor,  # [K+1] int64: 0..K
+    pages: Tensor,  # [R, P] int32
+    starts: Tensor,  # [R + 1] int32: where each row's places begin
+    page_size: int,
+    longest: int,
+) -> Ends:
+    """Where the tokens of such rows are."""
+    k = len(steps) - 1
+    positions = (text + n - 1 - k)[:, None] + steps
+    slots = slots_at(pages, positions, steps >= k - n[:, None], page_size)
+    lengths = (text + n).clamp(min=0).int()
+    return Ends(positions, Paged(slots.flatten(), pages, starts, lengths, k + 1, longest))
+
+
+def from_left(n: Tensor, steps: Tensor) -> Tensor:  # [R], [K+1] -> [R, K+1] int64
+    """The places of a text's last token and of the n tokens after it; beyond them, the last place.
+
+    >>> from_left(torch.tensor([1, 2]), torch.arange(3))
+    tensor([[1, 2, 2],
+            [0, 1, 2]])
+    """
+    k = len(steps) - 1
+    return (k - n[:, None] + steps).clamp(max=k)
+
+
+def split_of(longest: int) -> int:
+    """Keys of a split, for texts up to this long: so many that there are at most MAX_SPLITS.
+
+    >>> split_of(8192), split_of(131072)
+    (256, 4096)
+    """
+    return max(LEAST_SPLIT, 1 << (-(-longest // MAX_SPLITS) - 1).bit_length())
+
+
+def slots_at(pages: Tensor, positions: Tensor, is_real: Tensor, page_size: int) -> Tensor:  # [R, P], [R, n], [R, n]
+    """Where the tokens at these positions lie, [R, n] int64; -1 for one that is not real.
+
+    >>> slots_at(torch.tensor([[3, 1]]), torch.tensor([[3, 4]]), torch.tensor([[True, True]]), page_size=4)
+    tensor([[15,  4]])
+    """
+    page = pages.gather(1, (positions // page_size).clamp(0, pages.shape[1] - 1)).long()
+    return torch.where(is_real, page * page_size + positions % page_size, -1)

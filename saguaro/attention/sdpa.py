@@ -1,0 +1,157 @@
+"""Attention over paged keys and values: the seam, and the backend that runs everywhere.
+
+A backend is planned once per step and run once per layer. The SDPA backend computes every query in the block of BLOCK
+positions it lies in, over the keys up to the end of its tile of TILE positions, whatever else the step holds. So a
+token's result does not depend, to the bit, on the rows beside it, on the chunk it is read in, or on whether it was
+verified with others or decoded alone, whatever the library beneath does with shapes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from saguaro.attention.step import Layout
+from saguaro.kv.memory import KVCache
+from saguaro.model.transformer import Place
+
+BLOCK = 4  # queries computed together
+TILE = 32  # keys are read up to a multiple of it; those after a query are hidden from it
+
+
+class AttentionBackend(Protocol):
+    """Attends a step's queries to everything before them, once their keys and values are in the cache."""
+
+    def plan(self, layout: Layout) -> None:
+        """Take the next step's layout."""
+
+    def place(self, layer: int) -> Place:
+        """Where the step's keys and values go."""
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """q [T, H, d] -> [T, H * d]."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where the keys and values of a text's first tokens lie, and as many more as make a round number."""
+
+    length: int
+    first: int  # slot of the first, where the pages follow one another in memory: no copy is needed
+    slots: Tensor | None  # [length] int64 otherwise
+
+    @staticmethod
+    def of(pages: Sequence[int], length: int, cache: KVCache, unit: int = 1) -> "Span":
+        """The span of a text on these pages, up to a multiple of the unit; after the text comes its beginning again."""
+        pages, n_more = pages[: -(-length // cache.page_size)], -length % unit
+        is_run = n_more == 0 and all(page == pages[0] + i for i, page in enumerate(pages))
+        slots = None if is_run else slots_of(pages, length, cache.page_size)
+        if slots is not None:
+            slots = torch.cat((slots, slots[:1].expand(n_more))).to(cache.device)
+        return Span(length + n_more, pages[0] * cache.page_size, slots)
+
+    def gather(self, layer: Tensor) -> Tensor:  # [1, H_kv, slots, d] -> [1, H_kv, length, d]
+        """Its keys, or its values, of one layer."""
+        if self.slots is None:
+            return layer.narrow(2, self.first, self.length)
+        return layer[0].transpose(0, 1).index_select(0, self.slots).transpose(0, 1)[None]
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Queries that read as many keys.
+
+    positions   |--------------------------------|------- tile -------|
+    blocks                                       |....|..qq|qqqq|q...|
+    queries                                             |-------|
+    """
+
+    start: int  # of the queries in the flat step
+    stop: int
+    n_before: int  # padding, up to the block's begin and end
+    n_after: int
+    mask: Tensor  # [blocks, 1, BLOCK * G, keys] additive
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One text's keys and queries."""
+
+    span: Span  # up to the end of the last tile
+    tiles: list[_Tile]
+
+
+class SDPAttention:
+    """torch's scaled_dot_product_attention, tile by tile."""
+
+    def __init__(self, cache: KVCache, group: int) -> None:
+        self._cache, self._group = cache, group  # G query heads share a key head
+        self._rows: list[_Row] = []
+        self._slots = torch.empty(0, dtype=torch.int64)
+
+    def plan(self, layout: Layout) -> None:
+        """Find each row's keys and masks."""
+        self._slots = layout.slots
+        self._rows = [self._row(layout, index) for index in range(len(layout.lengths))]
+
+    def place(self, layer: int) -> Place:
+        """See AttentionBackend."""
+        return Place(self._cache.layers[layer], self._slots)
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """See AttentionBackend."""
+        outs = []
+        for row in self._rows:
+            keys, values = row.span.gather(self._cache.keys[layer]), row.span.gather(self._cache.values[layer])
+            outs += [_attend(q[tile.start : tile.stop], keys, values, tile) for tile in row.tiles]
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def _row(self, layout: Layout, index: int) -> _Row:
+        length, start, stop = layout.lengths[index], layout.starts[index], layout.starts[index + 1]
+        span = Span.of(layout.pages[index], length, self._cache, TILE)
+        first = length - (stop - start)  # position of the first query
+        tiles = []
+        for tile in range(first // TILE * TILE, length, TILE):
+            begin, end = max(first, tile), min(length, tile + TILE)
+            mask = block_masks(begin // BLOCK, -(-end // BLOCK), tile + TILE).to(self._cache.device, self._cache.dtype)
+            places = (start + begin - first, start + end - first, begin % BLOCK, -end % BLOCK)
+            tiles.append(_Tile(*places, mask.repeat_interleave(self._group, 2)))
+        return _Row(span, tiles)
+
+
+def slots_of(pages: Sequence[int], length: int, page_size: int) -> Tensor:  # [length] int64
+    """The slot of every token of a text.
+
+    >>> slots_of([3, 1], 6, page_size=4)
+    tensor([12, 13, 14, 15,  4,  5])
+    """
+    first = torch.tensor(pages, dtype=torch.int64)[:, None] * page_size
+    return (first + torch.arange(page_size)).flatten()[:length]
+
+
+def block_masks(first: int, last: int, n_keys: int) -> Tensor:  # [blocks, 1, BLOCK, n_keys]
+    """Additive masks of the blocks first : last of positions: 0 where a key is not after the query, else -inf.
+
+    >>> block_masks(0, 1, 6)[0, 0, 1:3]
+    tensor([[0., 0., -inf, -inf, -inf, -inf],
+            [0., 0., 0., -inf, -inf, -inf]])
+    """
+    hidden = torch.arange(n_keys)[None] > torch.arange(first * BLOCK, last * BLOCK)[:, None]
+    return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf")).view(last - first, 1, BLOCK, n_keys)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, tile: _Tile) -> Tensor:
+    """q [n, H, d], k and v [1, H_kv, at least the tile's keys, d] -> [n, H * d]."""
+    n, n_heads, d = q.shape
+    n_blocks, n_keys, n_kv = len(tile.mask), tile.mask.shape[3], k.shape[1]
+    padded = F.pad(q, (0, 0, 0, 0, tile.n_before, tile.n_after))
+    # the query heads that share a key head become its query tokens
+    by_head = padded.view(n_blocks, BLOCK, n_kv, n_heads // n_kv, d).transpose(1, 2).flatten(2, 3)
+    k, v = (part[:, :, :n_keys].expand(n_blocks, -1, -1, -1) for part in (k, v))
+    out = F.scaled_dot_product_attention(by_head, k, v, attn_mask=tile.mask)  # [blocks, H_kv, BLOCK * G, d]
+    out = out.unflatten(2, (BLOCK, -1)).transpose(1, 2).reshape(n_blocks * BLOCK, n_heads * d)
+    kept: Tensor = out[tile.n_before : tile.n_before + n]
+    return kept

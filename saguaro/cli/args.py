@@ -1,0 +1,161 @@
+"""Groups of flags: the fields of EngineConfig, SamplingParams, Recipe and the server's limits."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from saguaro.config import EngineConfig, SamplingParams, Structured
+from saguaro.distill.recipe import Recipe
+from saguaro.errors import ConfigError
+from saguaro.method import METHODS
+from saguaro.serve.http.limits import Limits
+from saguaro.serve.tools.parsers import Parsers
+
+T = TypeVar("T")
+Flat = Annotated[T, tyro.conf.OmitArgPrefixes]
+Repeatable = Annotated[T, tyro.conf.UseAppendAction]
+Color = Literal["auto", "always", "never"]
+
+
+def _method_help() -> str:
+    """What --method says, from the table."""
+    known = ", ".join(f"{method.name} ({method.summary})" for method in METHODS.values())
+    return f"The decoding method: {known}; or auto: ssd if there is a draft, else ar."
+
+
+LENGTH = PrimitiveConstructorSpec[int | None](
+    nargs=1,
+    metavar="INT|auto",
+    instance_from_str=lambda words: None if words[0] in ("auto", "None") else int(words[0]),
+    is_instance=lambda value: value is None or isinstance(value, int),
+    str_from_instance=lambda value: ["auto" if value is None else str(value)],
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArgs:
+    """Which model."""
+
+    model: str | None = None
+    """A folder, a .gguf file or a Hub id; without it, SmolLM2-135M-Instruct."""
+    tokenizer: str | None = None
+    """A folder with another tokenizer than the model's."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id."""
+    cache_dir: Path | None = None
+    """Where the default model is kept."""
+    chat_template: str | None = None
+    """A jinja2 chat template, or the name of its file, in place of the model's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs(EngineConfig):
+    """How the engine is built."""
+
+    method: Annotated[str, tyro.conf.arg(help=_method_help())] = EngineConfig.method
+    max_model_len: Annotated[int | None, LENGTH] = None
+    """Longest text, prompt and output together; auto or -1: what the model and the KV memory allow."""
+
+    def __post_init__(self) -> None:
+        """Checked when the config is made, so that errors read the same everywhere."""
+
+    def config(self) -> EngineConfig:
+        """The checked config."""
+        return EngineConfig(**asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingArgs(SamplingParams):
+    """How text is decoded."""
+
+    structured: Annotated[Structured | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
+    stop: Repeatable[tuple[str, ...]] = ()
+    """A string that ends the output; not part of it. One value per flag, which may be repeated."""
+    stop_token_ids: Repeatable[tuple[int, ...]] = ()
+    """A token id that ends the output, beside the model's own. One value per flag, which may be repeated."""
+    prepare: tyro.conf.Suppress[bool] = True  # for requests that differ; here --prepare says it for the whole engine
+
+    def __post_init__(self) -> None:
+        """Checked when the parameters are made, so that errors read the same everywhere."""
+
+    def params(self) -> SamplingParams:
+        """The checked parameters."""
+        return SamplingParams(**asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredArgs:
+    """What the output must look like; at most one."""
+
+    json_schema: Path | None = None
+    """A file with a JSON schema."""
+    regex: str | None = None
+    """A regular expression that the whole output matches."""
+    choice: Repeatable[tuple[str, ...]] = ()
+    """A string that the output may be. One value per flag, which is repeated for the others."""
+    grammar: Path | None = None
+    """A file with a grammar, Lark or GBNF."""
+
+    def structured(self) -> Structured | None:
+        """The checked wish, files read."""
+        schema, grammar = (_read(path) for path in (self.json_schema, self.grammar))
+        if schema is None and grammar is None and self.regex is None and not self.choice:
+            return None
+        return Structured(json=schema, regex=self.regex, choice=self.choice or None, grammar=grammar)
+
+
+def _read(path: Path | None) -> str | None:
+    try:
+        return None if path is None else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path} cannot be read: {e}") from e
+
+
+class RecipeArgs(Recipe):
+    """How the draft is trained."""
+
+    def __post_init__(self) -> None:
+        """Checked when the recipe is made, so that errors read the same everywhere."""
+
+    def recipe(self) -> Recipe:
+        """The checked recipe."""
+        return Recipe(**asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedEngineArgs(EngineArgs):
+    """How the engine is built; some flags have vLLM's names too."""
+
+    max_batch_rows: Annotated[int, tyro.conf.arg(aliases=["--max-num-seqs"])] = EngineConfig.max_batch_rows
+    """Most requests decoded together."""
+    max_batch_tokens: Annotated[int, tyro.conf.arg(aliases=["--max-num-batched-tokens"])] = (
+        EngineConfig.max_batch_tokens
+    )
+    """Most tokens computed in one step; longer prompts are computed in chunks."""
+    page_size: Annotated[int, tyro.conf.arg(aliases=["--block-size"])] = EngineConfig.page_size
+    """Tokens per page of KV memory."""
+
+
+class LimitArgs(Limits):
+    """What a request may be, and how long it may take."""
+
+    def __post_init__(self) -> None:
+        """Checked when the limits are made, so that errors read the same everywhere."""
+
+    def limits(self) -> Limits:
+        """The checked limits."""
+        return Limits(**asdict(self))
+
+
+class ParserArgs(Parsers):
+    """How the model's output is read."""
+
+    def __post_init__(self) -> None:
+        """Checked when the parsers are made, so that errors read the same everywhere."""
+
+    def parsers(self) -> Parsers:
+        """The checked parsers."""
+        return Parsers(**asdict(self))

@@ -1,0 +1,162 @@
+"""`saguaro bench`: methods side by side on the same prompts, weights and noise; one table, and JSON.
+
+Runs are interleaved: every group of prompts is given to every method before the next group, in an order that rotates,
+so that a busy machine disturbs all alike. Every method but those that verify by rejection at a temperature must give
+the tokens of `ar`; the exit status is 1 if one does not.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from saguaro import __version__, rng
+from saguaro.cli import commands
+from saguaro.cli.lineup import config_for, encoder, lineup, method_names
+from saguaro.cli.progress import progress_bar
+from saguaro.config import SamplingParams
+from saguaro.engine.results import raise_failure
+from saguaro.errors import ConfigError
+from saguaro.llm import LLM
+from saguaro.measure.candidate import Entrant, method_of, placement, results, table, verdict
+from saguaro.measure.metrics import OutputFile
+from saguaro.measure.peer import LLAMA, LlamaCpp, Peer, check_peer, gguf_of
+from saguaro.measure.prompts import read_prompts
+
+Run = Callable[[Sequence[list[int]], Sequence[SamplingParams]], list[list[int]]]
+
+
+def bench(command: commands.Bench) -> int:
+    """Measure, print the table, write the JSON; 1 if a method's tokens are not ar's though they must be."""
+    params = command.sampling.params()
+    names = method_names(command.methods, config_for(command.which, command.engine))
+    texts = _texts(command)
+    for peer in command.peer:
+        check_peer(peer, command.which.model, params)
+    if command.json:
+        OutputFile(command.json, keep=True).close()
+    encode = encoder(texts, command.chat)
+    with lineup(names, command.which, command.engine, params, encode, command.batch) as (entrants, prompts):
+        runs = {entrant.name: _ours(entrant.llm) for entrant in entrants if entrant.llm}
+        ar = entrants[0].llm
+        assert ar is not None
+        for peer in command.peer:
+            entrants.append(Entrant(peer, None, is_comparable=params.temperature == 0))
+            with placement(peer):
+                runs[peer] = _theirs(peer, ar, max(map(len, prompts)) + (params.max_tokens or 0))
+        _measure(entrants, runs, prompts, _seeded(params, len(prompts)), command.batch)
+        rows, circumstances = results(entrants), _circumstances(command, ar, names, len(prompts))
+    Console().print(table(rows))
+    if command.json:
+        _write(command.json, {"results": rows, **circumstances})
+    return verdict(entrants)
+
+
+def _texts(command: commands.Bench) -> list[str]:
+    for name, value in (("num_prompts", command.num_prompts), ("batch", command.batch)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1")
+    return read_prompts([path for group in command.prompts for path in group], command.num_prompts)
+
+
+def _seeded(params: SamplingParams, n: int) -> list[SamplingParams]:
+    """The parameters of each prompt, with a seed of its own that the command's seed decides."""
+    seed = params.seed if params.seed is not None else rng.fresh_seed()
+    return [replace(params, seed=rng.derive_seed(seed, index)) for index in range(n)]
+
+
+def _measure(
+    entrants: Sequence[Entrant],
+    runs: dict[str, Run],
+    prompts: Sequence[list[int]],
+    params: Sequence[SamplingParams],
+    batch: int,
+) -> None:
+    """Every group of prompts through every method, the first method another one each time."""
+    starts = range(0, len(prompts), batch)
+    with progress_bar() as progress:
+        for n_done, at in enumerate(starts):
+            progress("measuring", n_done, len(starts))
+            first = n_done % len(entrants)
+            for entrant in (*entrants[first:], *entrants[:first]):
+                entrant.run(runs[entrant.name], prompts[at : at + batch], params[at : at + batch])
+        progress("measuring", len(starts), len(starts))
+
+
+def _ours(llm: LLM) -> Run:
+    def run(prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+        results = llm.generate(prompts, params)
+        for result in results:
+            raise_failure(result.outputs[0])
+        return [result.token_ids for result in results]
+
+    return run
+
+
+def _theirs(name: str, llm: LLM, longest: int) -> Run:
+    """A peer, warmed up. transformers pads a group and generates it together, under its first prompt's seed."""
+    model, path = llm.engine.loaded.model, llm.engine.loaded.path
+    warm_up = llm.engine.tokenizer.encode("Count from one to ten.")
+    if method_of(name) == LLAMA:
+        other = LlamaCpp(gguf_of(path), torch.get_num_threads(), longest + 8)
+        other.generate([warm_up], [SamplingParams(temperature=0, max_tokens=8)])
+        return other.generate
+    peer = Peer(path, model.dtype, model.device)
+    peer.generate(warm_up, 8)
+    return lambda prompts, params: peer.generate_batch(prompts, params[0])
+
+
+def _circumstances(command: commands.Bench, llm: LLM, names: Sequence[str], n_prompts: int) -> dict[str, Any]:
+    """All that the results depend on: settings, versions, machine."""
+    model = llm.engine.loaded.model
+    own = {
+        "methods": list(names),
+        "prompts": [str(path) for group in command.prompts for path in group],
+        "num_prompts": n_prompts,
+        "batch": command.batch,
+        "chat": command.chat,
+        "peer": list(command.peer),
+    }
+    found = {
+        "model": llm.engine.loaded.name,
+        "device": str(model.device),
+        "dtype": str(model.weight_dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+    }
+    asked = {**asdict(command.which), **asdict(command.engine), **asdict(command.sampling)}
+    return {
+        "settings": {**asked, **own, **found},
+        "versions": {
+            "saguaro": __version__,
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+            "python": platform.python_version(),
+        },
+        "machine": {
+            "cpu": _cpu_model(),
+            "cores": os.cpu_count(),
+            "gpu": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else None,
+        },
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    file = OutputFile(path)
+    file.write(json.dumps(report, indent=2, default=str) + "\n")
+    file.close()

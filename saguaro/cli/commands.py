@@ -1,0 +1,246 @@
+"""The commands `saguaro generate`, `chat`, `serve`, `compare`, `bench`, `info` and `distill` with their flags."""
+
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from saguaro.cli.args import (
+    Color,
+    EngineArgs,
+    Flat,
+    LimitArgs,
+    ModelArgs,
+    ParserArgs,
+    RecipeArgs,
+    Repeatable,
+    SamplingArgs,
+    ServedEngineArgs,
+    StructuredArgs,
+)
+from saguaro.errors import ConfigError
+
+if TYPE_CHECKING:
+    from saguaro.llm import LLM
+
+STARTED = time.perf_counter()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate:
+    """Continue prompts and print what comes."""
+
+    prompt: str | None = None
+    """The text to continue."""
+    prompts: Path | None = None
+    """A file of prompts: JSONL with `prompt` (and `id`), or plain text, one per line."""
+    chat: bool = False
+    """Treat each prompt as a user's message, through the model's chat template."""
+    json: bool = False
+    """Print one JSON object per output."""
+    metrics: bool = False
+    """Report speed, what the rounds amount to and where start-up time went, on standard error."""
+    color: Color = "auto"
+    """Colour tokens by origin when one output is streamed: prepared in time, drafted just in time, the target's own;
+    auto: on a terminal."""
+    record: Path | None = None
+    """Write one JSON object per round to this file."""
+    trace: Path | None = None
+    """Write when target and draft worked to this file, for chrome://tracing or ui.perfetto.dev."""
+    which: Flat[ModelArgs] = field(default_factory=ModelArgs)
+    engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
+    sampling: Flat[SamplingArgs] = field(default_factory=SamplingArgs)
+    shape: Flat[StructuredArgs] = field(default_factory=StructuredArgs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """Talk with the model. Ctrl-C stops an answer, Ctrl-D or /quit leaves, /help lists commands."""
+
+    system: str | None = None
+    """The system message."""
+    metrics: bool = False
+    """Report speed after each answer, and what all rounds amount to at the end."""
+    color: Color = "auto"
+    """Colour tokens by origin: prepared in time, drafted just in time, the target's own; auto: on a terminal."""
+    record: Path | None = None
+    """Write one JSON object per round to this file."""
+    which: Flat[ModelArgs] = field(default_factory=ModelArgs)
+    engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
+    sampling: Flat[SamplingArgs] = field(
+        default_factory=lambda: SamplingArgs(temperature=0.6, top_p=0.95, max_tokens=None)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Show one prompt decoded by several methods, tokens coloured by origin, and check that the output is the same."""
+
+    prompt: str | None = None
+    """The text to continue, or the user's message."""
+    methods: str | None = None
+    """Comma-separated; ar always runs. Without it: sd,ssd if there is a draft, else ngram."""
+    chat: bool = True
+    """Through the model's chat template, where it has one."""
+    color: Color = "auto"
+    """Colour tokens by origin; auto: on a terminal."""
+    which: Flat[ModelArgs] = field(default_factory=ModelArgs)
+    engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
+    sampling: Flat[SamplingArgs] = field(default_factory=lambda: SamplingArgs(temperature=0.0, max_tokens=128, seed=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Measure several methods on the same prompts, side by side; ar always runs and is what they must equal."""
+
+    methods: str | None = None
+    """Comma-separated, each perhaps with its lookahead, its budget and the cores it may use, such as
+    ar@1,sd:3@2,ssd:2:16. Without it: sd,ssd if there is a draft, else ngram."""
+    prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
+    """Files of prompts, as for generate; of several, prompts are taken in turn. Without any, 20 of our own."""
+    num_prompts: int = 20
+    """Most prompts to take."""
+    batch: int = 1
+    """Prompts decoded together."""
+    chat: bool = True
+    """Through the model's chat template, where it has one."""
+    json: Path | None = None
+    """Write results and circumstances to this file."""
+    peer: Repeatable[tuple[str, ...]] = ()
+    """Measure this one too: transformers, on the same weights in the dtype we compute in (a batch is padded on the
+    left), or llama.cpp, on the same .gguf file, by llama-cpp-python; perhaps with @ and cores."""
+    which: Flat[ModelArgs] = field(default_factory=ModelArgs)
+    engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
+    sampling: Flat[SamplingArgs] = field(default_factory=lambda: SamplingArgs(temperature=0.0, max_tokens=128, seed=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    """Load a model and say what it is and what it takes."""
+
+    json: bool = False
+    """Print one JSON object."""
+    which: Flat[ModelArgs] = field(default_factory=ModelArgs)
+    engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill:
+    """Make a small draft for a target from what the target itself says. The same command again goes on where it
+    was interrupted."""
+
+    out: Path
+    """Folder for the draft."""
+    target: str | None = None
+    """A folder, a .gguf file or a Hub id; without it, SmolLM2-135M-Instruct."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id."""
+    cache_dir: Path | None = None
+    """Where the default model is kept."""
+    prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
+    """Files of prompts, as for generate; without any, our own."""
+    questions: int = 0
+    """Prompts that the target is to write itself, beside those."""
+    texts: int = 2048
+    """Texts the target is to write; prompts are used again where there are fewer."""
+    max_tokens: int = 192
+    """Most tokens of a text."""
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    """Temperatures the texts are sampled at, in turn."""
+    chat: bool = True
+    """Treat each prompt as a user's message, through the target's chat template."""
+    start: str | None = None
+    """A draft of this target to go on from, with its layers: a folder, or `default` for the one of the default
+    model."""
+    layers: int | None = None
+    """Layers of the draft: the target's first, last and some between, to begin with; 3 if not given."""
+    head: int | None = None
+    """Tokens the draft can say: those the target says most often; if not given, 8192 or those of the draft it starts
+    from."""
+    stored: Literal["half", "int8"] = "half"
+    """How its weights are stored: in half precision, or as int8 rows, half as large."""
+    evaluate: int = 16
+    """Prompts held out, on which the draft is evaluated."""
+    lookahead: int = 4
+    """Tokens speculated per round when it is evaluated."""
+    device: str = "auto"
+    """Where target and draft compute."""
+    threads: int | None = None
+    """CPU threads."""
+    batch_rows: int = 16
+    """Texts written at a time."""
+    recipe: Flat[RecipeArgs] = field(default_factory=RecipeArgs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Serve the model over HTTP, as the OpenAI API has it."""
+
+    place: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[MODEL]")] = None
+    """The model, as --model names it."""
+    named: Flat[ModelArgs] = field(default_factory=ModelArgs)
+    generation_config: str = "auto"
+    """Where temperature, top_p, top_k, min_p and repetition_penalty of requests that do not say come from: auto, the
+    model's generation_config.json; vllm, our own defaults; or the folder of such a file."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every one there is."""
+    port: int = 8000
+    """Port to listen on; 0: any that is free."""
+    api_key: Repeatable[tuple[str, ...]] = ()
+    """A key that clients must know, or one of several; without any, that of SAGUARO_API_KEY; without that, everybody is
+    served. One value per flag, which may be repeated."""
+    served_model_name: Repeatable[tuple[str, ...]] = ()
+    """A name that clients may call the model by; the first is the one in responses. Without any, the model's own. One
+    value per flag, which may be repeated."""
+    allowed_origins: Repeatable[tuple[str, ...]] = ()
+    """A web origin whose pages may ask; * is any. Without one, only the server's own. One value per flag, which may be
+    repeated."""
+    allowed_hosts: Repeatable[tuple[str, ...]] = ()
+    """Names that the server is reached by, beside IP addresses and names that only a local network knows; *.NAME is
+    all below it, * is any. One value per flag."""
+    forwarded_allow_ips: str | None = None
+    """Addresses of proxies, comma-separated, whose X-Forwarded-For names the client in the log; * is any."""
+    access_log: bool = True
+    """Log every request."""
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+    """What is logged."""
+    ssl_certfile: Path | None = None
+    """A certificate (PEM), with which the server speaks HTTPS."""
+    ssl_keyfile: Path | None = None
+    """Its private key (PEM), where the certificate's file does not hold it."""
+    parsers: Flat[ParserArgs] = field(default_factory=ParserArgs)
+    limits: Flat[LimitArgs] = field(default_factory=LimitArgs)
+    engine: Flat[ServedEngineArgs] = field(default_factory=ServedEngineArgs)
+
+    @property
+    def which(self) -> ModelArgs:
+        """The model, named by its place or by --model."""
+        if self.place is None:
+            return self.named
+        if self.named.model not in (None, self.place):
+            raise ConfigError(f"the model is {self.place!r} and --model {self.named.model!r}; give one of them")
+        return replace(self.named, model=self.place)
+
+
+AnyCommand = Generate | Chat | Serve | Compare | Bench | Info | Distill
+Command = (
+    Annotated[Generate, tyro.conf.subcommand("generate")]
+    | Annotated[Chat, tyro.conf.subcommand("chat")]
+    | Annotated[Serve, tyro.conf.subcommand("serve")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Info, tyro.conf.subcommand("info")]
+    | Annotated[Distill, tyro.conf.subcommand("distill")]
+)
+
+
+def load(which: ModelArgs, engine: EngineArgs, *, is_logged: bool = False, **more: Any) -> "LLM":
+    """The LLM of these arguments; what takes long is shown on a terminal, and in the log where there is one."""
+    settings = asdict(engine.config())
+    from saguaro.cli.progress import progress_bar
+    from saguaro.llm import LLM
+
+    with progress_bar(is_logged=is_logged) as progress:
+        return LLM(**asdict(which), **settings, **more, progress=progress)

@@ -1,0 +1,118 @@
+"""Several methods side by side: one engine for each, on the same weights, under the same conditions.
+
+`ar` is always among them, and the first: its tokens are what the others must give, its speed is what they are compared
+with.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+from saguaro.cli import commands
+from saguaro.cli.args import EngineArgs, ModelArgs
+from saguaro.config import EngineConfig, SamplingParams
+from saguaro.engine.assembly import choose_method
+from saguaro.errors import ConfigError, TokenizerMismatch
+from saguaro.llm import LLM
+from saguaro.measure.candidate import Entrant, cores_of, method_of, placement, sizes_of
+from saguaro.model.default import draft_for
+from saguaro.model.tokenizer import Tokenizer
+
+LOADER_KV = "64MiB"  # of the engine that only holds the weights
+LEAST_KV_TOKENS = 4096
+WARM_UP = "Count slowly from one to ten, and then say what comes after ten."
+
+
+def method_names(methods: str | None, engine: EngineConfig) -> list[str]:
+    """The methods of a comma-separated list, as METHOD:K:M@CORES, ar first; without one, the usual ones."""
+    if engine.method != "auto":
+        raise ConfigError(f"method is {engine.method!r}; several are compared here: give --methods {engine.method}")
+    if methods is None:
+        methods = "sd,ssd" if engine.draft is not None else "ngram"
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    for name in names:
+        # refuses one that is not known or lacks a draft
+        choose_method(replace(engine, method=method_of(name), **sizes_of(name)))
+        cores_of(name)
+    first = [name for name in names if method_of(name) == "ar"] or ["ar"]
+    return list(dict.fromkeys([*first, *names]))
+
+
+def config_for(which: ModelArgs, engine: EngineArgs) -> EngineConfig:
+    """The checked config, with the default model's draft where that is meant."""
+    config = engine.config()
+    return replace(config, draft=draft_for(which.model, config.draft))
+
+
+@contextmanager
+def lineup(
+    names: Sequence[str],
+    which: ModelArgs,
+    engine: EngineArgs,
+    params: SamplingParams,
+    encode: Callable[[Tokenizer], list[list[int]]],
+    n_together: int,
+) -> Iterator[tuple[list[Entrant], list[list[int]]]]:
+    """An entrant for each method, warmed up, and the encoded prompts; the memory fits n_together of these at a time."""
+    config = config_for(which, engine)
+    if params.n != 1 or params.max_tokens is None:
+        raise ConfigError(
+            f"n is {params.n} and max_tokens {params.max_tokens}; one output of limited length is measured"
+        )
+    if n_together > config.max_batch_rows:
+        limit = config.max_batch_rows
+        raise ConfigError(f"batch is {n_together}; at most max_batch_rows, {limit}: raise --max-batch-rows")
+    is_sized_here = config.kv_memory == "auto"
+    small: dict[str, Any] = {"kv_memory": LOADER_KV, "max_model_len": None} if is_sized_here else {}
+    with ExitStack() as stack:
+        base = stack.enter_context(commands.load(which, replace(engine, method="ar", **small)))
+        prompts = encode(base.engine.tokenizer)
+        settings = asdict(config)
+        if is_sized_here:
+            lookahead = max(sizes_of(name).get("lookahead", config.lookahead) for name in names)
+            longest = max(map(len, prompts)) + params.max_tokens + lookahead + 2 * config.page_size
+            settings["kv_memory"] = _kv_memory(base, config, longest, n_together)
+        entrants = []
+        for name in names:
+            with placement(name):  # a draft in a process of its own gets its cores now
+                llm = stack.enter_context(base.sibling(**{**settings, "method": method_of(name), **sizes_of(name)}))
+            entrants.append(Entrant(name, llm, _is_comparable(llm, params)))
+        for entrant in entrants:
+            _warm_up(entrant, params)
+            entrant.watch()
+        yield entrants, prompts
+
+
+def encoder(texts: Sequence[str], chat: bool) -> Callable[[Tokenizer], list[list[int]]]:
+    """Turns texts into prompts: users' messages if `chat` and the tokenizer has a template, else plain text."""
+
+    def encode(tokenizer: Tokenizer) -> list[list[int]]:
+        if chat:
+            try:
+                return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
+            except TokenizerMismatch:
+                pass
+        return [tokenizer.encode(text) for text in texts]
+
+    return encode
+
+
+def _is_comparable(llm: LLM, params: SamplingParams) -> bool:
+    """Rejection at a temperature gives other tokens of the same law."""
+    method = llm.engine.method
+    return params.temperature == 0 or not method.drafts or method.verification == "shared"
+
+
+def _kv_memory(base: LLM, config: EngineConfig, longest: int, n_together: int) -> str:
+    """Bytes for n_together texts of this length twice over, so that cached prefixes need not go at once."""
+    n_tokens = max(2 * n_together * longest, LEAST_KV_TOKENS, config.max_model_len or 0)
+    return str((n_tokens + config.page_size) * base.engine.kv.bytes_per_token)
+
+
+def _warm_up(entrant: Entrant, params: SamplingParams) -> None:
+    """Pay what is paid once: lazy loading, a draft's start, memory touched for the first time."""
+    assert entrant.llm is not None
+    short = replace(params, max_tokens=min(16, params.max_tokens or 16), min_tokens=0)
+    with placement(entrant.name):
+        entrant.llm.generate([entrant.llm.engine.tokenizer.encode(WARM_UP)], short)

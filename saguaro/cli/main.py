@@ -1,0 +1,107 @@
+"""The command line.
+
+Results go to standard output, everything else to standard error; the exit status is 0, or 1 when some prompt failed or
+outputs differ that must not, or 2 when nothing could be done.
+"""
+
+import contextlib
+import errno
+import io
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import tyro
+
+from saguaro.cli.commands import AnyCommand, Bench, Chat, Command, Compare, Distill, Generate, Info, Serve
+from saguaro.errors import SaguaroError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # standard output cannot be written
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the `saguaro` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe may want an encoding that cannot write every character
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
+    try:
+        try:
+            status = run(parse(sys.argv[1:] if argv is None else argv))
+        except SystemExit as e:  # --help has been printed, or a mistake in the flags explained
+            status = e.code if isinstance(e.code, int) else 0
+        sys.stdout.flush()
+    except SaguaroError as e:
+        status = 2
+        _explain(str(e))
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:  # the reader went away, as `| head` does
+        status = 1
+        _drop_output()
+    except OSError as e:
+        if e.errno not in FULL:
+            raise
+        status = 1
+        _drop_output()
+        _explain(f"the output cannot be written ({e.strerror}); make room, or send it elsewhere")
+    sys.exit(status)
+
+
+def _explain(message: str) -> None:
+    with contextlib.suppress(OSError):  # standard error may be full too
+        print(f"saguaro: {message}", file=sys.stderr)
+
+
+def _drop_output() -> None:
+    """Let what is left in the buffer go nowhere: the interpreter would try again when it ends, and complain."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def parse(argv: Sequence[str]) -> AnyCommand:
+    """The command of an argument list."""
+    if list(argv) in (["--version"], ["-V"]):
+        from saguaro import __version__
+
+        print(__version__)
+        sys.exit(0)
+    return tyro.cli(
+        Command,
+        prog="saguaro",
+        description="Exact, low-latency LLM inference by speculative speculative decoding.",
+        args=list(argv),
+    )
+
+
+def run(command: AnyCommand) -> int:
+    """Carry out a command; its exit status. Only its own module is imported."""
+    match command:
+        case Generate():
+            from saguaro.cli.generate import generate
+
+            status = generate(command)
+        case Chat():
+            from saguaro.cli.chat import chat
+
+            status = chat(command)
+        case Serve():
+            from saguaro.cli.serve import serve
+
+            status = serve(command)
+        case Compare():
+            from saguaro.cli.compare import compare
+
+            status = compare(command)
+        case Bench():
+            from saguaro.cli.bench import bench
+
+            status = bench(command)
+        case Info():
+            from saguaro.cli.info import info
+
+            status = info(command)
+        case Distill():
+            from saguaro.cli.distill import distill
+
+            status = distill(command)
+    return status

@@ -1,0 +1,199 @@
+"""A fallback that drafts as many tokens as pay, where each takes a step of its own.
+
+After every token it is asked again whether one more is worth its step. It is, if
+
+    P(all so far stand) x P(one more does)  >  tokens per second as it goes x (a step + verifying one token more)
+
+which is the rule of the most tokens per second in the long run. How likely a token is to stand is learnt from how far
+the draft put it before the next best one, its lead; of one that is not drafted yet, from how often others at that
+position stood. Where even the first does not pay, misses are left to the backup.
+
+That a draft ends depends on the tokens before its end and not on those that would come: what is verified stays drawn
+from q, and rejection exact.
+"""
+
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from saguaro.draft.policy.average import Average
+from saguaro.draft.policy.fallback import ASSUMED, EVERY, put_in_flight, send
+from saguaro.draft.rows import GoesOn, Proposal, Proposer, Row, Rows, Wanted
+from saguaro.types import CACHE, Outcome
+
+LEADS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # between these, leads are taken for equal
+HICCUP = 3  # a verification takes at most as many times the usual
+SLOW = 2  # drafts that are not timed: at first everything is slow
+TRIES, LEAST_GAP, MOST_GAP = 3, 8, 128  # drafts in a row to see whether the primary pays again, and misses before that
+
+now = time.perf_counter
+
+
+class Stepwise(Protocol):
+    """A Proposer that can be stopped after any token."""
+
+    source: int
+
+    def propose(self, rows: Sequence[Row], lookahead: int, goes_on: GoesOn | None = None) -> Proposal:
+        """See Proposer; ends where goes_on says so."""
+
+
+class Elastic:
+    """The primary for as many tokens as pay, or the backup."""
+
+    def __init__(self, primary: Stepwise, backup: Proposer) -> None:
+        self._primary, self._backup = primary, backup
+        self._stands = _Stands()
+        self._by_primary, self._by_backup = Average(), Average()  # tokens that stood of a speculation
+        self._draft_s, self._step_s = Average(kept=0.9), Average(kept=0.9)  # of the primary; the first are slow
+        self._verify_s = _Line()  # between an answer and the next outcome, by tokens in flight
+        self._leads: dict[Row, list[float]] = {}  # of what the primary has in flight
+        self._answered: float | None = None
+        self._n_decisions = self._n_drafts = 0
+        self._gap = self._n_left = LEAST_GAP  # misses of the backup until the primary is tried again
+
+    def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
+        """See Fallback; now and then otherwise than it seems best, to keep measuring."""
+        self._leads = {}
+        if missed:
+            rate, is_worth = self._judge(len(missed), n_rows, max(n for _, n in missed))
+            self._n_decisions += 1
+            is_whole = self._n_decisions % (2 * EVERY) == 0
+            if is_whole or self._chooses(is_worth):
+                self._draft(missed, self._watch(missed, None if is_whole else rate))
+            else:
+                put_in_flight(self._backup, missed)
+        self._answered = now()
+
+    def learn(self, outcome: Outcome, rows: Rows) -> None:
+        """See Fallback."""
+        if len(outcome.slots) and self._answered is not None:
+            self._verify_s.add(float(outcome.length.sum()), now() - self._answered)
+        for slot, k in zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), strict=True):
+            row = rows.get(slot)
+            if row is None:
+                continue
+            if row.source in (CACHE, self._primary.source):
+                self._by_primary.add(k)
+                self._stands.learn(k, len(row.speculation), self._leads.get(row, []))
+            elif row.source == self._backup.source or not row.speculation:
+                self._by_backup.add(k)
+
+    def _draft(self, missed: Sequence[Wanted], goes_on: GoesOn) -> None:
+        began = now()
+        rows, room = [row for row, _ in missed], max(n for _, n in missed)
+        proposal = self._primary.propose(rows, room, goes_on)
+        send(proposal, missed, self._primary.source)
+        seconds, n_steps = now() - began, max(map(len, proposal.tokens), default=0)
+        self._n_drafts += n_steps > 0
+        if n_steps and self._n_drafts > SLOW:
+            self._draft_s.add(seconds)
+            self._step_s.add(seconds / n_steps)
+
+    def _chooses(self, is_worth: bool) -> bool:
+        """Whether the primary drafts: where it is worth it but for once in a while, and elsewhere a few times in a row,
+        the more rarely the longer it has not been."""
+        if is_worth:
+            self._gap = self._n_left = LEAST_GAP
+            return self._n_decisions % EVERY != 0
+        self._n_left -= 1
+        if self._n_left <= -TRIES:
+            self._gap = self._n_left = min(2 * self._gap, MOST_GAP)
+        return self._n_left <= 0
+
+    def _judge(self, n_missed: int, n_rows: int, room: int) -> tuple[float, bool]:
+        """Tokens per second, and whether that is with the primary; until there is more to go by, all of it stands."""
+        if not (self._step_s.n and self._verify_s.n):
+            return 0.0, True
+        stood = _hoped(self._by_primary, room)
+        others = n_rows + (n_rows - n_missed) * stood  # the rest was prepared, by the primary
+        with_it = (others + n_missed * stood) / (self._verify_s.mean() + self._draft_s.mean(0.0))
+        without = (others + n_missed * self._by_backup.mean(0.0)) / self._verify_s.at(0.0)
+        return max(with_it, without), with_it >= without
+
+    def _watch(self, missed: Sequence[Wanted], rate: float | None) -> GoesOn:
+        """Says whether one more token of each pays, at this rate; without one, always."""
+        reach = {row: 1.0 for row, _ in missed}  # how likely it is that all of its tokens stand
+        cost_s = self._step_s.mean(0.0) + len(missed) * self._verify_s.slope()
+
+        def goes_on(leads: Sequence[tuple[Row, float]]) -> bool:
+            for row, lead in leads:
+                self._leads.setdefault(row, []).append(lead)
+                reach[row] *= self._stands.chance(lead)
+            n = max(map(len, self._leads.values()), default=0)
+            return rate is None or sum(reach.values()) * self._stands.next(n) > rate * cost_s
+
+        return goes_on
+
+
+@dataclass
+class _Stands:
+    """How often a token stood where all before it did."""
+
+    by_lead: list[Average] = field(default_factory=lambda: [Average() for _ in range(len(LEADS) + 1)])
+    by_position: list[Average] = field(default_factory=list)
+
+    def learn(self, k: int, length: int, leads: Sequence[float]) -> None:
+        """k tokens of so many stood; leads as far as they are known."""
+        self.by_position += [Average() for _ in range(length - len(self.by_position))]
+        for position in range(min(k + 1, length)):
+            self.by_position[position].add(position < k)
+        for position, lead in enumerate(leads[: min(k + 1, length)]):
+            self.by_lead[bisect_right(LEADS, lead)].add(position < k)
+
+    def chance(self, lead: float) -> float:
+        """Of a token with this lead; one of a kind that was rarely verified is taken to stand."""
+        return _hoped(self.by_lead[bisect_right(LEADS, lead)], 1.0)
+
+    def next(self, position: int) -> float:
+        """Of a token that is not drafted yet."""
+        if position >= len(self.by_position):
+            return 1.0
+        return _hoped(self.by_position[position], 1.0)
+
+
+def _hoped(known: Average, most: float) -> float:
+    """The mean, and the most there could be as far as little was seen."""
+    return known.mean(most, weight=max(0.0, ASSUMED - known.n))
+
+
+@dataclass
+class _Line:
+    """Seconds by a number of tokens: the straight line through what was seen, the latest most.
+
+    >>> line = _Line()
+    >>> [line.add(x, 10 + 2 * x) for x in (0, 1, 4)]
+    [None, None, None]
+    >>> round(line.slope(), 3), round(line.at(0), 3), _Line().slope()
+    (2.0, 10.0, 0.0)
+    """
+
+    kept: float = 0.998
+    n: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        """One more; one that took far longer than most counts for less."""
+        if self.n > ASSUMED:
+            y = min(y, HICCUP * self.mean())
+        sums = (self.n, self.x, self.y, self.xx, self.xy)
+        more = (1.0, x, y, x * x, x * y)
+        self.n, self.x, self.y, self.xx, self.xy = (self.kept * s + m for s, m in zip(sums, more, strict=True))
+
+    def mean(self) -> float:
+        """Seconds, on average."""
+        return self.y / self.n
+
+    def slope(self) -> float:
+        """Seconds for a token more, never less than none."""
+        spread = self.xx * self.n - self.x * self.x
+        return max(0.0, (self.xy * self.n - self.x * self.y) / spread) if spread > 1e-6 * self.n * self.n else 0.0
+
+    def at(self, x: float) -> float:
+        """Seconds with x tokens."""
+        return max(self.mean() + self.slope() * (x - self.x / self.n), 1e-9)

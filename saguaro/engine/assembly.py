@@ -1,0 +1,347 @@
+"""From a config to the parts of an engine: the draft, KV memory, scheduler, verifier and link, and what they take.
+
+On a GPU the memory is planned before any of it is taken: weights are there, the workspace is estimated, and keys and
+values of target and draft share what is left.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from saguaro.config import DraftConfig, EngineConfig, format_bytes
+from saguaro.device.affinity import Placement, split_cores, usable_cores
+from saguaro.device.graphs import BUCKETS, bucket
+from saguaro.draft.load import load_draft
+from saguaro.engine.preparation import Preparation, choose_preparation
+from saguaro.errors import CapacityError, ConfigError
+from saguaro.kernels.best import ranker_for
+from saguaro.kernels.bundle import kernels_for
+from saguaro.kernels.ready import fastest
+from saguaro.kv.memory import KVCache, KVPlan, plan_kv
+from saguaro.kv.pages import PagePool
+from saguaro.link.inline import Inline
+from saguaro.link.null import Silent
+from saguaro.link.process import Process
+from saguaro.method import Method, find_method
+from saguaro.methods import draft_side
+from saguaro.model.grammar import Grammars
+from saguaro.model.load import Loaded, locate
+from saguaro.model.packed import packed_in
+from saguaro.model.tokenizer import Tokenizer
+from saguaro.model.transformer import Transformer
+from saguaro.round import Round
+from saguaro.runner.runner import make_runner
+from saguaro.target.graphed import GraphVerifier
+from saguaro.target.pace import Patience
+from saguaro.target.placed import Placed
+from saguaro.target.rules import Rejection, SharedNoise
+from saguaro.target.sampler import Sampler
+from saguaro.target.scheduler import Scheduler
+from saguaro.target.verifier import EagerVerifier, Verifier
+from saguaro.types import DraftLink, Progress
+
+START_SECONDS = 600.0  # for a draft to load
+INTER_TOKEN_S = {"cpu": 0.2, "cuda": 0.05}  # that decoding rows wait for prompts, unless told otherwise
+INTER_TOKEN_ROUNDS = 2.0  # or so many plain rounds, where these are long: prompts must be read some time
+READ_SHARE = 0.25  # of that time, for the draft's reading
+
+
+@dataclass
+class Parts:
+    """What an engine is made of."""
+
+    method: Method
+    n_known: int  # tokens the target can say
+    eos_ids: frozenset[int]
+    grammars: Grammars
+    kv: KVPlan
+    pool: PagePool
+    scheduler: Scheduler
+    round: Round
+    preparation: Preparation
+    memory: dict[str, int]  # bytes
+    seconds: dict[str, float]
+
+
+@dataclass
+class Assembly:
+    """Puts an engine together around a target."""
+
+    target: Loaded
+    tokenizer: Tokenizer
+    config: EngineConfig
+    given: Transformer | None = None  # a draft in this process, in place of what the config names
+    method: Method = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.method = choose_method(self.config)
+        self.n_known = min(self.tokenizer.n_vocab, self.target.model.spec.n_vocab)
+        spec, eos = self.target.model.spec, self.tokenizer.eos_id
+        every = (*spec.eos_ids, *([eos] if eos is not None else []))
+        self.eos_ids = frozenset(token for token in every if 0 <= token < spec.n_vocab)
+        self.grammars = Grammars(lambda: self.tokenizer, self.n_known, self.eos_ids)
+        self.memory: dict[str, int] = {"weights": self.target.weight_bytes}
+        self.seconds: dict[str, float] = {}
+
+    def build(self, progress: Progress) -> Parts:
+        """Every part; an error that says what to lower where the memory does not hold them."""
+        config, model = self.config, self.target.model
+        with self._timed("draft"):
+            draft = self._draft_model(progress)
+        kv = self._plan(draft)
+        pool = PagePool(kv.n_pages, kv.page_size, config.prefix_caching)
+        scheduler = Scheduler(
+            pool,
+            max_length=kv.max_length,
+            max_rows=config.max_batch_rows,
+            max_tokens=config.max_batch_tokens,
+            lookahead=config.lookahead if self.method.drafts else 0,
+            patience=self._patience(),
+        )
+        try:
+            with self._timed("memory"):
+                verifier, link = self._verifier(kv, scheduler.lookahead), self._link(kv, draft)
+            with self._timed("graphs"):
+                self._warm(verifier, link, progress)
+        except torch.OutOfMemoryError as e:
+            raise CapacityError(
+                f"the memory of {model.device} is full: {self._taken()} ({str(e).splitlines()[0]}); lower kv_memory, "
+                "max_model_len, max_batch_rows, budget or max_batch_tokens"
+            ) from e
+        if isinstance(link, Process):
+            verifier = self._placed(verifier)
+        round_ = Round(scheduler, verifier, link)
+        return Parts(
+            method=self.method,
+            n_known=self.n_known,
+            eos_ids=self.eos_ids,
+            grammars=self.grammars,
+            kv=kv,
+            pool=pool,
+            scheduler=scheduler,
+            round=round_,
+            preparation=self._preparation(),
+            memory=self.memory,
+            seconds=self.seconds,
+        )
+
+    def _draft_model(self, progress: Progress) -> Transformer | None:
+        """The model of a draft in this process."""
+        if not self.method.needs_model:
+            return None
+        config = self._draft_config(n_tokens=0)
+        if uses_process(self.config, self.method, config.device):
+            return None
+        progress("loading the draft", 0, 1)
+        draft = self.given if self.given is not None else load_draft(config, self.target.model)
+        progress("loading the draft", 1, 1)
+        shared = {p.data_ptr() for p in self.target.model.parameters()}
+        own = [p for p in draft.parameters() if p.data_ptr() not in shared]
+        packed = [] if draft.head is self.target.model.head else packed_in(draft)
+        plain_bytes = sum(p.numel() * p.element_size() for p in own)
+        self.memory["draft weights"] = plain_bytes + sum(weight.n_bytes for weight in packed)
+        return draft
+
+    def _plan(self, draft: Transformer | None) -> KVPlan:
+        """KV memory of the target, and room for the draft's where both share a device."""
+        model = self.target.model
+        beside = 0
+        if draft is not None and draft.device == model.device:
+            beside = draft.spec.kv_bytes_per_token(draft.dtype)
+        workspace = self._workspace(draft) if model.device.type == "cuda" else 0
+        kv = plan_kv(self.config, model.spec, model.device, model.dtype, beside, workspace)
+        self.memory |= {"keys and values": kv.n_bytes, "draft keys and values": kv.n_tokens * beside}
+        return kv
+
+    def _workspace(self, draft: Transformer | None) -> int:
+        """Bytes that steps need beside weights, keys and values: an estimate from above."""
+        config, spec = self.config, self.target.model.spec
+        rows, width = bucket(config.max_batch_rows), config.lookahead + 1
+        logits = 2 * 4 * rows * width * spec.n_vocab
+        per_token = 4 * (2 * spec.intermediate + 4 * spec.hidden + 4 * spec.n_heads * spec.head_dim)
+        n_bytes = logits + (config.max_batch_tokens + rows * width) * per_token
+        if draft is not None:
+            branches = rows * config.budget
+            own = width * draft.spec.kv_bytes_per_token(draft.dtype)
+            n_bytes += branches * (own + 2 * 4 * draft.spec.n_vocab)
+        return n_bytes + 2**30  # what CUDA, libraries and captured graphs keep
+
+    def _verifier(self, kv: KVPlan, lookahead: int) -> Verifier:
+        model = self.target.model
+        kernels = kernels_for(model.device)
+        cache = KVCache(kv, model.spec, model.device, model.dtype)
+        sampler = Sampler(self.n_known, kernels.rank if kernels else ranker_for(model.device))
+        is_shared = self.method.verification == "shared"
+        eager = EagerVerifier(
+            make_runner(model, cache, kernels, kv.longest),
+            SharedNoise(sampler) if is_shared else Rejection(sampler),
+            n_known=self.n_known,
+            page_size=kv.page_size,
+        )
+        if kernels is None:
+            return eager
+        sizes = {"max_rows": self.config.max_batch_rows, "lookahead": lookahead, "longest": kv.longest}
+        return GraphVerifier(eager, model, cache, kernels, n_known=self.n_known, is_shared=is_shared, **sizes)
+
+    def _link(self, kv: KVPlan, draft: Transformer | None) -> DraftLink:
+        if not self.method.drafts:
+            return Silent()
+        config = self._draft_config(kv.n_tokens)
+        config = replace(config, prepare=self._preparation().when)
+        if not uses_process(self.config, self.method, config.device):
+            kernels = kernels_for(torch.device(config.device))
+            return Inline(draft_side(config, draft, kernels, self.grammars.start))
+        _, theirs = split_cores(usable_cores(), self.config.draft_threads)
+        link = Process(config, threads=self.config.draft_threads, cores=theirs, timeout=self.config.draft_timeout)
+        try:
+            link.wait_ready(START_SECONDS)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def _preparation(self) -> Preparation:
+        """Whether outcomes are prepared, and why: in the target's own thread nothing would be hidden."""
+        return choose_preparation(
+            self.method,
+            link=self.config.link,
+            is_apart=uses_process(self.config, self.method, self._draft_config(0).device),
+            on_cpu=self.target.model.device.type == "cpu",
+            n_cores=len(usable_cores()),
+        )
+
+    def _placed(self, verifier: Verifier) -> Verifier:
+        """The verifier on cores of its own, beside a draft in another process."""
+        if verifier.runs_ahead:
+            return verifier
+        cores, threads = usable_cores(), self.config.threads
+        ours, _ = split_cores(cores, self.config.draft_threads)
+        if self.method.planner == "nothing":  # the draft rests while the target works
+            ours = frozenset(cores)
+        return Placed(
+            verifier,
+            beside=Placement(ours, threads or len(ours)),
+            everywhere=Placement(frozenset(cores), threads or len(cores)),
+        )
+
+    def _warm(self, verifier: Verifier, link: DraftLink, progress: Progress) -> None:
+        """Capture, for every batch size, what can be captured."""
+        if not isinstance(verifier, GraphVerifier):
+            return
+        before = torch.cuda.mem_get_info(self.target.model.device)[0]
+        sizes = [size for size in BUCKETS if size <= bucket(self.config.max_batch_rows)]
+        for done, size in enumerate(reversed(sizes)):  # the largest first: the others share its memory
+            progress("capturing", done, len(sizes))
+            verifier.warm(size)
+            if isinstance(link, Inline):
+                link.side.warm(size)
+        progress("capturing", len(sizes), len(sizes))
+        self.memory["graphs and workspace"] = max(0, before - torch.cuda.mem_get_info(self.target.model.device)[0])
+
+    def _draft_config(self, n_tokens: int) -> DraftConfig:
+        """What the draft's side must know."""
+        config, method, model = self.config, self.method, self.target.model
+        device = model.device if config.draft_device == "auto" else find_device("draft_device", config.draft_device)
+        dtype = model.weight_dtype if device.type == model.device.type else fastest(device)
+        return DraftConfig(
+            draft=self._draft_name() if method.needs_model else None,
+            target=str(self.target.path),
+            tokenizer=self.tokenizer.name,
+            planner=method.planner,
+            fallback=method.fallback,
+            verification=method.verification,
+            prepare=method.prepare,
+            cut=method.cut,
+            lookahead=config.lookahead,
+            budget=config.budget,
+            saguaro_c=config.saguaro_c,
+            n_vocab=self.n_known,
+            n_text=model.spec.n_vocab,
+            ends=tuple(sorted(self.eos_ids)),
+            max_rows=config.max_batch_rows,
+            read_s=READ_SHARE * self._patience().limit,
+            n_tokens=n_tokens,
+            page_size=config.page_size,
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+        )
+
+    def _patience(self) -> Patience:
+        """How long prompts may keep decoding rows waiting."""
+        if self.config.max_inter_token_ms is not None:
+            return Patience(self.config.max_inter_token_ms / 1e3)
+        return Patience(INTER_TOKEN_S[self.target.model.device.type], n_rounds=INTER_TOKEN_ROUNDS)
+
+    def _draft_name(self) -> str | None:
+        """Where the draft lies; drop: is no place, and one that was given needs none."""
+        name = self.config.draft
+        if name is None or self.given is not None or name.startswith("drop:"):
+            return name
+        return str(locate(name))
+
+    def _taken(self) -> str:
+        return ", ".join(f"{name} {format_bytes(n)}" for name, n in self.memory.items() if n)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - began
+
+
+def choose_method(config: EngineConfig) -> Method:
+    """The method of a config, with the parts it asks to exchange.
+
+    >>> choose_method(EngineConfig()).name, choose_method(EngineConfig(draft="drop:3")).name
+    ('ar', 'ssd')
+    """
+    method = find_method(("ssd" if config.draft else "ar") if config.method == "auto" else config.method)
+    if method.drafts and config.fallback != "auto":
+        method = replace(method, fallback=config.fallback)
+    if config.prepare != "auto":
+        method = replace(method, prepare=config.prepare)
+    if config.verification != "auto":
+        method = replace(method, verification=config.verification)
+    if method.needs_model and config.draft is None:
+        raise ConfigError(
+            f"method {method.name} needs a draft model and none is given; pass draft (--draft): a smaller model with "
+            "the target's vocabulary, or drop:I,J,... for the target without some layers; or use ar or ngram"
+        )
+    return method
+
+
+def uses_process(config: EngineConfig, method: Method, device: str) -> bool:
+    """Whether the draft gets a process of its own: where it is asked for, or where it can prepare on its own cores.
+
+    Of two cores the target needs both: the second makes its steps faster by more than a hidden draft saves.
+    """
+    if config.link != "auto":
+        return config.link == "process"
+    return (
+        os.name == "posix"
+        and device == "cpu"
+        and method.planner != "nothing"
+        and len(usable_cores()) > config.draft_threads + 1
+    )
+
+
+def find_device(name: str, wanted: str) -> torch.device:
+    """The device of a setting; auto: a GPU if there is one."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(wanted)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"{name} is {wanted!r}; this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def find_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """The dtype of a setting."""
+    if config.dtype == "auto":
+        return fastest(device)
+    named: torch.dtype = getattr(torch, config.dtype)
+    return named

@@ -1,0 +1,37 @@
+"""Page tables where kernels can read them: one row of a tensor for each slot."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from saguaro.device.graphs import Mirror
+
+
+class PageTables:
+    """Every slot's pages. The row after the last slot belongs to nobody: padding rows name it."""
+
+    def __init__(self, n_slots: int, longest: int, page_size: int, device: torch.device) -> None:
+        self._mirror = Mirror((n_slots + 1, -(-longest // page_size)), torch.int32, device)
+        self._host = self._mirror.host.numpy()
+        self._written: list[list[int]] = [[] for _ in range(n_slots)]
+        self.nobody = n_slots
+
+    @property
+    def device(self) -> Tensor:  # [slots + 1, P] int32
+        """As the device sees them."""
+        return self._mirror.device
+
+    def write(self, tables: Iterable[tuple[int, list[int]]]) -> None:
+        """Take the pages of these slots; nothing is sent where nothing changed."""
+        is_changed = False
+        for slot, pages in tables:
+            old = self._written[slot]
+            if old == pages:
+                continue
+            n_same = len(old) if old == pages[: len(old)] else 0
+            self._host[slot, n_same : len(pages)] = pages[n_same:]
+            self._written[slot] = list(pages)
+            is_changed = True
+        if is_changed:
+            self._mirror.send(len(self._host))

@@ -1,0 +1,285 @@
+"""What a target and its draft say to each other: the bodies of messages, in fixed layouts.
+
+Invariant: whatever bytes arrive, decoding gives something within the limits or raises WireError, and nothing else.
+
+A body is whole numbers and floats of 8 bytes each, so that every array can be used where it lies; q, or the words of
+grammars, come last.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saguaro.config import DraftConfig, SamplingParams, Structured, build
+from saguaro.errors import ConfigError
+from saguaro.link.frame import Array, WireError
+from saguaro.types import SOURCES, DraftTimes, Joined, Outcome, Speculation
+
+MAX_TEXT = 2**24  # tokens of a row, and biases: more than any context
+MAX_WORDS = 2**20  # bytes of settings, of a failure's message, or of a row's grammar
+
+_INT, _FLOAT = np.dtype("<i8"), np.dtype("<f8")
+_WHOLE = ("slot", "seed", "n_prompt", "n_tokens", "n_bias", "n_words", "top_k", "prepare")
+_RULES = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_ROW = np.dtype([(name, _INT) for name in _WHOLE] + [(name, _FLOAT) for name in _RULES])
+_Q = {0: None, 4: np.dtype("<f4"), 8: np.dtype("<f8")}  # by the number that stands for it: bytes of a probability
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What numbers in a message may be."""
+
+    n_vocab: int
+    n_text: int
+    lookahead: int
+    max_rows: int
+
+    @staticmethod
+    def of(config: DraftConfig) -> "Limits":
+        """Those of a draft."""
+        return Limits(config.n_vocab, config.n_text, config.lookahead, config.max_rows)
+
+    @property
+    def n_turn(self) -> int:
+        """Most bytes of a turn."""
+        return 8 * (8 + self.max_rows * (8 + 3 * MAX_TEXT)) + self.max_rows * (_ROW.itemsize + MAX_WORDS)
+
+    @property
+    def n_reply(self) -> int:
+        """Most bytes of a reply, or of a failure in its place."""
+        return max(MAX_WORDS, 8 * (9 + self.max_rows * (2 + self.lookahead * (1 + self.n_vocab))))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the target says: who left, who joined, what was decided, and for whom it wants a speculation."""
+
+    is_afresh: bool = False  # whatever was known before is to be forgotten
+    left: Sequence[int] = ()
+    joined: Sequence[Joined] = ()
+    outcome: Outcome = field(default_factory=Outcome.nothing)
+    slots: Sequence[int] = ()
+    room: Sequence[int] = ()
+
+
+def encode_text(text: str) -> list[memoryview]:
+    """The message of a failure."""
+    return [memoryview(text.encode(errors="replace")[:MAX_WORDS])]
+
+
+def decode_text(body: Array) -> str:
+    """The message of a failure; one cut off in the middle of a letter can still be read."""
+    return body.tobytes().decode(errors="replace")
+
+
+def encode_settings(config: DraftConfig) -> list[memoryview]:
+    """How a draft is built, as JSON."""
+    return [memoryview(json.dumps(dataclasses.asdict(config)).encode())]
+
+
+def decode_settings(body: Array) -> DraftConfig:
+    """How a draft is built."""
+    try:
+        config = build(DraftConfig, **json.loads(body.tobytes()))
+    except (ValueError, TypeError, RecursionError, ConfigError) as e:
+        raise WireError(f"these are no settings of a draft: {e}") from e
+    for name in ("n_vocab", "n_text", "lookahead", "max_rows"):
+        value = getattr(config, name)
+        if type(value) is not int or not 1 <= value < 2**31:
+            raise WireError(f"{name} is {value!r}; it must be a whole number of at least 1")
+    return config
+
+
+def encode_turn(turn: Turn) -> list[memoryview]:
+    """A turn's body: counts, left, rows, their texts and biases, outcome, slots, room, the words of grammars."""
+    rows = np.empty(len(turn.joined), _ROW)
+    texts: list[int] = []
+    biased: list[int] = []
+    biases: list[float] = []
+    words: list[bytes] = []
+    for at, row in enumerate(turn.joined):
+        p = row.params
+        top_k = min(p.top_k, 2**31)  # beyond any vocabulary, whatever was asked for
+        words.append(_words(p.structured))
+        sizes = (row.n_prompt, len(row.tokens), len(p.logit_bias), len(words[-1]))
+        whole = (row.slot, row.seed, *sizes, top_k, p.prepare)
+        rows[at] = (*whole, *(getattr(p, name) for name in _RULES))
+        texts += row.tokens
+        biased += p.logit_bias
+        biases += p.logit_bias.values()
+    decided = [_array(t) for t in _columns(turn.outcome)]
+    counts = [turn.is_afresh, len(turn.left), len(rows), len(texts), len(biases), len(decided[0]), len(turn.slots)]
+    arrays = [_ints(counts), _ints(turn.left), rows, _ints(texts), _ints(biased), np.array(biases, _FLOAT)]
+    arrays += [*decided, _ints(turn.slots), _ints(turn.room)]
+    return [memoryview(b"".join([*(array.tobytes() for array in arrays), *words]))]
+
+
+def decode_turn(body: Array, limits: Limits) -> Turn:
+    """A turn in which every number is one that a target with these limits can say."""
+    reader = _Reader(body)
+    counts = reader.ints(7, "counts", 0, limits.max_rows * MAX_TEXT)
+    afresh, n_left, n_joined, n_texts, n_biases, n_decided, n_slots = counts.tolist()
+    for name, n in (("left", n_left), ("joined", n_joined), ("decided", n_decided), ("asked for", n_slots)):
+        if n > limits.max_rows:
+            raise WireError(f"{n} rows {name}, of at most {limits.max_rows}")
+    last_slot, last_token = limits.max_rows - 1, limits.n_vocab - 1
+    left = reader.ints(n_left, "slots", 0, last_slot)
+    rows = reader.take(_ROW, n_joined)
+    texts = reader.ints(n_texts, "tokens", 0, limits.n_text - 1)
+    biased, biases = reader.ints(n_biases, "biased tokens", 0, limits.n_text - 1), reader.take(_FLOAT, n_biases)
+    slots = reader.ints(n_decided, "slots", 0, last_slot)
+    length = reader.ints(n_decided, "lengths", 0, limits.lookahead)
+    n_accepted = reader.ints(n_decided, "numbers accepted", 0, limits.lookahead)
+    bonus = reader.ints(n_decided, "bonus tokens", 0, last_token)
+    if (n_accepted > length).any():
+        raise WireError("more tokens were accepted than were speculated")
+    asked, room = reader.ints(n_slots, "slots", 0, last_slot), reader.ints(n_slots, "room", 0, 2**31)
+    wishes = [_structured(reader, int(n)) for n in rows["n_words"]]
+    reader.end()
+    joined = _joined(rows, texts.tolist(), biased.tolist(), biases.tolist(), wishes, limits)
+    tensor = torch.from_numpy
+    outcome = Outcome(tensor(slots), tensor(length), tensor(n_accepted), tensor(bonus))
+    return Turn(bool(afresh), left.tolist(), joined, outcome, asked.tolist(), room.tolist())
+
+
+def encode_reply(spec: Speculation) -> list[memoryview]:
+    """A reply's body: counts, times, tokens, lengths, sources, and q as it lies in memory."""
+    n_rows, n_nodes = spec.tokens.shape
+    q = None if spec.q is None else _q(spec.q)
+    is_prepared = spec.times is not None and spec.times.is_prepared
+    counts = _ints([n_rows, n_nodes, 0 if q is None else q.itemsize, spec.times is not None, is_prepared])
+    times = np.zeros(4, _FLOAT)
+    if spec.times is not None:
+        times[:] = (*spec.times.respond, *spec.times.prepare)
+    arrays = [counts, times, *(_array(t) for t in (spec.tokens, spec.length, spec.source))]
+    parts = [memoryview(b"".join(array.tobytes() for array in arrays))]
+    return parts if q is None else [*parts, q.reshape(-1).view(np.uint8).data]
+
+
+def decode_reply(body: Array, n_asked: int, limits: Limits) -> Speculation:
+    """A speculation for as many rows as were asked for; it shares the body's memory."""
+    reader = _Reader(body)
+    n_rows, n_nodes, q_kind, is_timed, is_prepared = reader.ints(5, "counts", 0, 2**31).tolist()
+    if n_rows != n_asked or n_nodes > limits.lookahead or q_kind not in _Q:
+        shape = f"{n_rows} rows of {n_nodes} tokens with a q of {q_kind} bytes"
+        raise WireError(f"{shape}, where {n_asked} rows of at most {limits.lookahead} tokens were asked for")
+    times = reader.take(_FLOAT, 4).tolist()
+    tokens = reader.ints(n_rows * n_nodes, "tokens", 0, limits.n_vocab - 1)
+    length = reader.ints(n_rows, "lengths", 0, n_nodes)
+    source = reader.ints(n_rows, "sources", 0, len(SOURCES) - 1)
+    q, kind = None, _Q[q_kind]
+    if kind is not None:
+        flat = reader.take(kind, n_rows * n_nodes * limits.n_vocab)
+        q = torch.from_numpy(flat.astype(kind.newbyteorder("="), copy=False)).view(n_rows, n_nodes, limits.n_vocab)
+    reader.end()
+    return Speculation(
+        tokens=torch.from_numpy(tokens).view(n_rows, n_nodes),
+        length=torch.from_numpy(length),
+        source=torch.from_numpy(source),
+        q=q,
+        times=DraftTimes((times[0], times[1]), (times[2], times[3]), bool(is_prepared)) if is_timed else None,
+    )
+
+
+class _Reader:
+    """Takes arrays off a body, one after the other, and never more than there is."""
+
+    def __init__(self, body: Array) -> None:
+        self._body, self._at = body, 0
+
+    def take(self, dtype: "np.dtype[Any]", n: int) -> Array:
+        """The next n items; they share the body's memory."""
+        n_bytes = n * dtype.itemsize
+        if n_bytes > len(self._body) - self._at:
+            raise WireError(f"a body of {len(self._body)} bytes ends before its {n_bytes} bytes from {self._at} on")
+        self._at += n_bytes
+        return self._body[self._at - n_bytes : self._at].view(dtype)
+
+    def ints(self, n: int, name: str, low: int, high: int) -> Array:
+        """The next n whole numbers, every one of them within low..high."""
+        array = self.take(_INT, n).astype(np.int64, copy=False)
+        few = array.tolist() if n < 100 else [int(array.min()), int(array.max())]  # numpy is slow with few numbers
+        if few and (min(few) < low or max(few) > high):
+            raise WireError(f"{name} from {min(few)} to {max(few)}; they must be within {low}..{high}")
+        return array
+
+    def end(self) -> None:
+        """Nothing is left over."""
+        if self._at != len(self._body):
+            raise WireError(f"a body of {len(self._body)} bytes says all it has to say in {self._at}")
+
+
+def _words(structured: Structured | None) -> bytes:
+    """A grammar as JSON; nothing where there is none."""
+    if structured is None:
+        return b""
+    return json.dumps({structured.kind: getattr(structured, structured.kind)}, ensure_ascii=False).encode()
+
+
+def _structured(reader: _Reader, n: int) -> Structured | None:
+    """The grammar of the next n bytes."""
+    if not 0 <= n <= MAX_WORDS:
+        raise WireError(f"a grammar of {n} bytes, of at most {MAX_WORDS}")
+    words = reader.take(np.dtype(np.uint8), n).tobytes()
+    try:
+        return build(Structured, **json.loads(words)) if words else None
+    except (ValueError, TypeError, RecursionError) as e:  # ConfigError is a ValueError
+        raise WireError(f"these are no words of a grammar: {e}") from e
+
+
+def _joined(
+    rows: Array,
+    texts: list[int],
+    biased: list[int],
+    biases: list[float],
+    wishes: list[Structured | None],
+    limits: Limits,
+) -> list[Joined]:
+    """The rows that joined, each with its share of the texts and biases, and its grammar."""
+    out: list[Joined] = []
+    token = bias = 0
+    for row, structured in zip(rows, wishes, strict=True):
+        slot, seed, n_prompt, n_tokens, n_bias, _, top_k, prepare = (int(row[name]) for name in _WHOLE)
+        if not (
+            0 <= slot < limits.max_rows and seed >= 0 and 0 <= n_prompt <= n_tokens and n_bias >= 0 <= prepare <= 1
+        ):
+            raise WireError(f"slot {slot}, seed {seed}, {n_prompt} of {n_tokens} tokens and {n_bias} biases are no row")
+        if token + n_tokens > len(texts) or bias + n_bias > len(biases):
+            raise WireError("the rows claim more text than came with them")
+        rules: dict[str, Any] = {name: float(row[name]) for name in _RULES}
+        added = dict(zip(biased[bias : bias + n_bias], biases[bias : bias + n_bias], strict=True))
+        try:
+            rules |= {"top_k": top_k, "prepare": bool(prepare), "logit_bias": added, "structured": structured}
+            params = SamplingParams(**rules)
+        except ConfigError as e:
+            raise WireError(f"a row that nobody can ask for: {e}") from e
+        out.append(Joined(slot, texts[token : token + n_tokens], n_prompt, seed, params))
+        token, bias = token + n_tokens, bias + n_bias
+    if token != len(texts) or bias != len(biases):
+        raise WireError("more text came than the rows claim")
+    return out
+
+
+def _columns(outcome: Outcome) -> tuple[Tensor, ...]:
+    return outcome.slots, outcome.length, outcome.n_accepted, outcome.bonus
+
+
+def _ints(values: Sequence[int]) -> Array:
+    return np.array(values, _INT)
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.cpu().numpy().astype(_INT, copy=False)
+
+
+def _q(q: Tensor) -> Array:
+    """What can be sent of q as it is; half floats are exact in single."""
+    plain = q if q.dtype in (torch.float32, torch.float64) else q.float()
+    array: Array = plain.detach().cpu().contiguous().numpy()
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)

@@ -1,0 +1,154 @@
+"""The draft's process: python -m saguaro.link.worker LINK LIFE PARENT THREADS CORES, as a link starts it.
+
+Invariant: it ends as soon as its parent does, even while a model loads or a draft step runs.
+
+LINK and LIFE are descriptors of sockets, PARENT is a process number, CORES is a list such as 0,1 or nothing. Only the
+standard library is imported before the life line is watched and the cores are set, for torch takes seconds to load.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+if TYPE_CHECKING:
+    from saguaro.config import DraftConfig
+    from saguaro.link.channel import Channel
+    from saguaro.link.frame import Kind, Message
+    from saguaro.link.wire import Turn
+    from saguaro.types import Joined, Outcome, Speculation
+
+
+class Side(Protocol):
+    """The draft's side of a round (saguaro.round.DraftSide, or a stand-in)."""
+
+    def admit(self, joined: "Sequence[Joined]", /) -> None:
+        """Learn these rows."""
+
+    def retire(self, slots: Sequence[int], /) -> None:
+        """Forget these rows."""
+
+    def respond(self, outcome: "Outcome", slots: Sequence[int], room: Sequence[int], /) -> "Speculation":
+        """Commit the outcome and propose."""
+
+    def prepare(self, is_late: Callable[[], bool], /) -> None:
+        """Prepare the next speculations until done, or until it is late."""
+
+
+def main(arguments: Sequence[str], build_side: "Callable[[DraftConfig], Side]") -> NoReturn:
+    """Be the draft until the other end closes."""
+    link, life = (socket.socket(fileno=int(number)) for number in arguments[:2])
+    for one in (link, life):
+        one.set_inheritable(False)  # whoever this process starts must not keep them open
+    parent, threads, cores = int(arguments[2]), int(arguments[3]), arguments[4]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process as it sees fit
+    threading.Thread(target=_end_with, args=(life, parent), daemon=True).start()
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
+    import torch
+
+    torch.set_num_threads(threads)
+    status = serve(link, build_side)
+    sys.stdout.flush()
+    os._exit(status)  # the interpreter's own way out takes torch half a second
+
+
+def serve(link: socket.socket, build_side: "Callable[[DraftConfig], Side]") -> int:
+    """Build the draft's side and answer turns until the other end closes; the exit status."""
+    from saguaro.errors import SaguaroError
+    from saguaro.link.channel import Channel
+    from saguaro.link.frame import Kind, WireError
+    from saguaro.link.wire import MAX_WORDS, encode_text
+
+    channel = Channel(link, MAX_WORDS)
+    try:
+        _answer(channel, build_side)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0  # the other end is gone
+    except WireError:
+        traceback.print_exc()
+        return 1  # who cannot be understood is not answered
+    except Exception as e:
+        traceback.print_exc()  # the link shows it if the message does not get through
+        text = str(e) if isinstance(e, SaguaroError) else f"{type(e).__name__}: {e}"
+        _send(channel, Kind.FAILED, encode_text(text))
+        return 1
+    raise AssertionError("turns ended by themselves")
+
+
+def _answer(channel: "Channel", build_side: "Callable[[DraftConfig], Side]") -> None:
+    """Settings first, then turns for ever: respond, and prepare while the target verifies."""
+    from saguaro.link.frame import Kind
+    from saguaro.link.wire import Limits, decode_settings, decode_turn, encode_reply
+
+    config = decode_settings(_next(channel, Kind.SETTINGS).body)
+    limits = Limits.of(config)
+    side = build_side(config)
+    channel.limit = limits.n_turn
+    _send(channel, Kind.READY, [])
+    known: set[int] = set()
+    while True:
+        turn = decode_turn(_next(channel, Kind.TURN).body, limits)
+        _introduce(side, turn, known)
+        spec = side.respond(turn.outcome, turn.slots, turn.room)
+        _send(channel, Kind.REPLY, encode_reply(spec))
+        side.prepare(channel.has_news)
+
+
+def _introduce(side: Side, turn: "Turn", known: set[int]) -> None:
+    """Who left and who joined; whoever joins in place of another makes it leave."""
+    joining = {row.slot for row in turn.joined}
+    leaving = (known if turn.is_afresh else known & joining) | set(turn.left)
+    side.retire(sorted(leaving))
+    side.admit(turn.joined)
+    known -= leaving
+    known |= joining
+
+
+def _next(channel: "Channel", kind: "Kind") -> "Message":
+    """Wait for the next message, which is of this kind and in order."""
+    from saguaro.link.frame import WireError
+
+    before = channel.received
+    while (message := channel.receive()) is None:
+        channel.wait(None)
+    if message.kind is not kind or message.sequence != before + 1:
+        given = f"a {message.kind.name} numbered {message.sequence}"
+        raise WireError(f"{given} came where a {kind.name} numbered {before + 1} was due")
+    return message
+
+
+def _send(channel: "Channel", kind: "Kind", parts: Sequence[memoryview]) -> None:
+    """Answer the last message."""
+    channel.post(kind, channel.received, parts)
+    while not channel.flush():
+        channel.wait(None)
+
+
+def _end_with(life: socket.socket, parent: int) -> None:
+    """Wait until the life line is cut, or until the parent is another: a fork of it may still hold the line."""
+    poll = select.poll()
+    poll.register(life, select.POLLIN)
+    while not poll.poll(1000) and os.getppid() == parent:
+        pass
+    os._exit(0)
+
+
+def _draft_side(config: "DraftConfig") -> Side:
+    import torch
+
+    from saguaro import methods
+    from saguaro.draft.load import load_draft
+    from saguaro.kernels.bundle import kernels_for
+
+    model = load_draft(config, None) if config.draft is not None else None
+    return methods.draft_side(config, model, kernels_for(torch.device(config.device)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], _draft_side)

@@ -1,0 +1,138 @@
+"""The HTTP server: how it starts, drains and ends."""
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.config import STARTUP_FAILURE
+
+from saguaro.errors import ConfigError, Unavailable
+from saguaro.serve.front import JOIN_SECONDS
+from saguaro.serve.http.connection import Connection
+from saguaro.serve.http.listener import Listener, find_room
+from saguaro.serve.http.service import Service
+
+log = logging.getLogger(__name__)
+
+SPARE_SECONDS = 5  # after the time to drain: for responses to be sent
+LAST_SECONDS = JOIN_SECONDS + 5.0  # after that: for the engine to end
+
+
+class Server(uvicorn.Server):
+    """Told to end, it takes no more requests, lets those there are finish, and ends what has not in time.
+
+    signal --- draining: /health and new requests get 503 --- idle, or drain_seconds --- connections close --- end
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, on_drain: Callable[[], None] = lambda: None) -> None:
+        super().__init__(config)
+        self._service, self._on_drain = service, on_drain
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_told = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        assert sockets is not None, "the server is given its sockets"
+        self._loop = asyncio.get_running_loop()
+        limits = self._service.limits
+        room = find_room(limits.max_connections)
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+
+        def connection() -> Connection:
+            return Connection(
+                room, limits.header_timeout, config=self.config, server_state=self.server_state,
+                app_state=self.lifespan.state, _loop=self._loop
+            )  # fmt: skip
+
+        more: dict[str, Any] = {"handshake_timeout": limits.header_timeout, "context": self.config.ssl}
+        self.servers = [Listener(place, connection, self.server_state, **more) for place in sockets]  # type: ignore[misc]
+        for listener in self.servers:
+            listener.start(self.config.backlog)  # type: ignore[attr-defined]
+        self.started = True
+        name, method = self._service.names[0], self._service.engine.method.name
+        scheme = "https" if self.config.is_ssl else "http"
+        url = f"{scheme}://{self.config.host}:{self.config.port}"
+        print(f"saguaro: serving {name} with {method} on {url}", file=sys.stderr)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: drain; a second Ctrl-C ends at once."""
+        if self._loop is None:
+            self.should_exit = True
+        elif not self._is_told:
+            self._is_told = True
+            self._on_drain()
+            asyncio.run_coroutine_threadsafe(self._drain(), self._loop)
+        elif sig == signal.SIGINT:
+            self.should_exit = self.force_exit = True
+
+    async def _drain(self) -> None:
+        """Serve what there is while the listeners still answer; then have uvicorn close everything."""
+        front, seconds = self._service.front, self._service.limits.drain_seconds
+        front.drain()
+        try:
+            async with asyncio.timeout(seconds):
+                await front.idle()
+        except TimeoutError:
+            front.end(Unavailable(f"the server is ending, and the request was not done after {seconds:g} seconds more"))
+        self.should_exit = True
+
+
+def uvicorn_config(
+    app: FastAPI, service: Service, *, forwarded_allow_ips: str | None = None, **more: Any
+) -> uvicorn.Config:
+    """How uvicorn serves it: with the parts that Connection and Listener are made for."""
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        timeout_keep_alive=service.limits.keep_alive_timeout,
+        timeout_graceful_shutdown=SPARE_SECONDS,
+        server_header=False,
+        proxy_headers=forwarded_allow_ips is not None,
+        forwarded_allow_ips=forwarded_allow_ips,
+        **more,
+    )
+
+
+def check_certificate(certfile: Path | None, keyfile: Path | None) -> None:
+    """Refuse a certificate that cannot be used, before the model is loaded."""
+    if certfile is None:
+        if keyfile is not None:
+            raise ConfigError(f"--ssl-keyfile is {keyfile} and there is no --ssl-certfile; give both")
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certfile, keyfile, password="")  # an encrypted key is refused, not asked about
+    except (OSError, ValueError) as e:
+        files = " and ".join(str(file) for file in (certfile, keyfile) if file is not None)
+        why = e.strerror if isinstance(e, OSError) else e
+        raise ConfigError(
+            f"{files}: no certificate and private key that belong together ({why}); give PEM files, the key without a "
+            "password"
+        ) from e
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A place to listen, taken before the model is loaded; nobody is heard there until then."""
+    if not 0 <= port < 2**16:
+        raise ConfigError(f"port is {port}; it must be between 0 (any that is free) and 65535")
+    place = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind((host, port))
+    except OSError as e:
+        place.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}; choose another --host or --port") from e
+    return place

@@ -1,0 +1,107 @@
+"""One request: a text that grows, how it is to be decoded, and where it stands."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from saguaro.config import SamplingParams
+from saguaro.kv.pages import PageTable
+from saguaro.target.grammar import Grammar
+from saguaro.types import FinishReason, TokenLogprobs
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt being continued. `tokens` is the whole text; its first n_computed tokens have keys and values.
+
+    tokens   |--------- prompt ---------|--- output ---|
+             |--- n_computed ---|--- n_pending --------|
+    """
+
+    id: str
+    prompt: Sequence[int]
+    params: SamplingParams
+    seed: int
+    eos_ids: frozenset[int] = frozenset()
+    grammar: Grammar | None = None  # of params.structured, where it is kept to
+    arrived: float = field(default_factory=time.perf_counter)
+    number: int = -1  # order of arrival; the scheduler counts
+    slot: int = -1  # row while running
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)  # of the prompt's first tokens, if wanted
+    table: PageTable = field(default_factory=PageTable)
+    n_computed: int = 0
+    n_cached: int = 0  # of the prompt, found in the prefix cache at the first admission
+    n_preempted: int = 0
+    n_rounds: int = 0  # that gave it tokens
+    finish_reason: FinishReason | None = None
+    failure: str | None = None  # why it ended with "error", in words for its caller
+    first_token_at: float | None = None
+    finished_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs.append(None)  # nothing comes before the first token
+
+    @property
+    def speculates(self) -> bool:
+        """Whether tokens may be speculated for it."""
+        return self.params.speculation and self.is_continued
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether tokens are generated; a prompt that is only scored gets none."""
+        return self.params.max_tokens != 0
+
+    @property
+    def n_unscored(self) -> int:
+        """Tokens of the prompt whose log-probabilities are wanted and not there yet."""
+        return 0 if self.params.prompt_logprobs is None else len(self.prompt) - len(self.prompt_logprobs)
+
+    @property
+    def reusable(self) -> list[int]:
+        """The text whose keys and values may come from the prefix cache, but for its last token.
+
+        A prompt's token is scored in the step that computes the one before it, which therefore must be computed.
+        """
+        return self.tokens[: len(self.prompt_logprobs)] if self.n_unscored else self.tokens
+
+    @property
+    def n_pending(self) -> int:
+        """Tokens known but not computed; exactly one while decoding."""
+        return len(self.tokens) - self.n_computed
+
+    @property
+    def n_output(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - len(self.prompt)
+
+    @property
+    def output(self) -> list[int]:
+        """The generated tokens."""
+        return self.tokens[len(self.prompt) :]
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end the output."""
+        own = frozenset(self.params.stop_token_ids)
+        return own if self.params.ignore_eos and self.grammar is None else own | self.eos_ids
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether this row's masks take long."""
+        return self.grammar is not None and self.grammar.is_slow
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the model's end of text came before the grammar was satisfied: a limit of the grammar was hit."""
+        ended = self.grammar is not None and self.n_output > 0 and self.tokens[-1] in self.eos_ids
+        return ended and self.grammar is not None and not self.grammar.accepts(self.output[:-1])
+
+    def finish(self, reason: FinishReason, failure: str | None = None) -> None:
+        """No more tokens will come; a failure says why, where the reason is "error"."""
+        self.finish_reason, self.failure = reason, failure
+        self.finished_at = time.perf_counter()

@@ -1,0 +1,69 @@
+"""The two rules of verification as the verifier uses them: from a step's logits to what each row accepted and got.
+
+Logit j of a row is after its text and its first j speculated tokens; a row with n speculated tokens has n + 1.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from saguaro.algo import sampling
+from saguaro.algo.verification import BROKEN, accept, acceptance, is_broken, reject
+from saguaro.target.sampler import Place, Sampler, rules
+from saguaro.types import Speculation
+
+
+class Rule(Protocol):
+    """Decides which speculated tokens stand."""
+
+    def __call__(
+        self, logits: Tensor, places: Sequence[Place], spec: Speculation
+    ) -> tuple[Tensor, Tensor]:  # [L, V] -> n_accepted [B], bonus [B]
+        """Decide a step; spec has B >= 1 rows. The bonus is BROKEN where logits are not finite."""
+
+
+class SharedNoise:
+    """Accept what equals the target's own tokens, whose noise the draft knows too."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def __call__(self, logits: Tensor, places: Sequence[Place], spec: Speculation) -> tuple[Tensor, Tensor]:
+        """See Rule."""
+        targets = _by_row(self._sampler(logits, places), spec)  # [B, K+1]
+        width, device = targets.shape[1] - 1, logits.device
+        return accept(targets, spec.tokens[:, :width].to(device), spec.length.to(device))
+
+
+class Rejection:
+    """Accept by p and by the q that each token was drawn from."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def __call__(self, logits: Tensor, places: Sequence[Place], spec: Speculation) -> tuple[Tensor, Tensor]:
+        """See Rule."""
+        device, n_known = logits.device, self._sampler.n_known
+        each = rules(places, device)
+        broken = _by_row(is_broken(logits[:, :n_known]), spec)  # [B, K+1]
+        p = _by_row(sampling.probabilities(self._sampler.shape(logits, places), each)[:, :n_known], spec)
+        width = p.shape[1] - 1
+        tokens, length = spec.tokens[:, :width].to(device), spec.length.to(device)
+        q = F.one_hot(tokens, n_known).to(p) if spec.q is None else spec.q[:, :width].to(p)
+        seeds = _by_row(each.seeds, spec)[:, :1]  # [B, 1]: a row's places have one seed and follow one another
+        first = _by_row(each.positions, spec)[:, :1]
+        positions = first + torch.arange(width, device=device)
+        chance = acceptance(p[:, :width], q, tokens)  # [B, K]
+        stands = sampling.flip(chance.flatten(), seeds.expand_as(positions).flatten(), positions.flatten())
+        n_accepted, law = reject(p, q, length, stands.view_as(chance) & ~broken[:, :width])
+        bonus = sampling.pick(law.log(), seeds[:, 0], first[:, 0] + n_accepted)
+        return n_accepted, bonus.masked_fill_(broken.gather(1, n_accepted[:, None])[:, 0], BROKEN)
+
+
+def _by_row(flat: Tensor, spec: Speculation) -> Tensor:  # [L, ...] -> [B, K+1, ...]
+    """A value per place as a row per speculation, padded with 0."""
+    return pad_sequence(flat.split((spec.length + 1).tolist()), batch_first=True)

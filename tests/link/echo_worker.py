@@ -1,0 +1,16 @@
+"""The real worker with an Echo for a draft: the command that tests give to a link."""
+
+import sys
+
+from saguaro.config import DraftConfig
+from saguaro.link import worker
+
+
+def build(config: DraftConfig) -> worker.Side:
+    from tests.link.echo import Echo
+
+    return Echo(config)
+
+
+if __name__ == "__main__":
+    worker.main(sys.argv[1:], build)

@@ -1,0 +1,61 @@
+"""Every link gives what the draft's side says: one suite for all of them."""
+
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from saguaro.link.inline import Inline
+from saguaro.round import DraftSide
+from saguaro.types import DraftLink, Joined, Outcome
+from tests.link.echo import Echo
+from tests.link.target import AGES, ROWS, K, Target, draft_config, start
+
+
+@pytest.fixture(scope="module", params=["inline", "process"])
+def link(request: pytest.FixtureRequest) -> Iterator[DraftLink]:
+    """A draft that is there."""
+    if request.param == "inline":
+        yield Inline(cast(DraftSide, Echo(draft_config())))
+        return
+    process = start()
+    process.wait_ready(AGES)
+    yield process
+    process.close()
+    assert (process.n_starts, process.n_deaths, process.n_late) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_come_and_go_and_every_speculation_is_the_drafts(link: DraftLink, seed: int) -> None:
+    link.is_fresh()
+    target = Target(link, seed)
+    for _ in range(200):
+        target.play()
+    assert target.n_spoken == 200
+    assert target.n_fresh == 0
+    assert not link.is_fresh()
+
+
+def test_a_round_that_broke_off_is_made_good(link: DraftLink) -> None:
+    """As Round does: whatever was said is taken back by introducing everybody anew."""
+    link.is_fresh()
+    target = Target(link, 3)
+    for n in range(60):
+        target.play()
+        if n % 3 == 0:  # a speculation that is never decided
+            slots = sorted(target.rows)
+            link.speculate(target.outcome, slots, [K] * len(slots))
+            target.introduce_all()
+        for slot in set(range(ROWS)) - set(target.rows):  # an introduction that no turn follows
+            link.admit([Joined(slot, [1])])
+            link.retire([slot])
+        times = target.play().times
+        assert times is not None
+        assert times.prepare[1] == len(target.rows), "rows known"
+    assert target.n_spoken == 120
+
+
+def test_nothing_asked_nothing_said(link: DraftLink) -> None:
+    link.is_fresh()
+    assert link.speculate(Outcome.nothing(), [], []).length.tolist() == []
+    link.overlap()
