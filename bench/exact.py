@@ -23,7 +23,7 @@ import tyro
 
 from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
-from saguaro.link.process import Patience, Process
+from saguaro.link.process import Process, Timeouts
 from saguaro.measure.metrics import Summary
 from saguaro.model.default import DRAFT
 
@@ -146,7 +146,7 @@ def killing(llm: LLM, kills: int) -> Iterator[list[int]]:
     over = threading.Event()
     link = llm.engine.round.draft
     if isinstance(link, Process):
-        link.patience = Patience(pauses=(0.0,))  # who kills so often need not be waited for
+        link.patience = Timeouts(pauses=(0.0,))  # who kills so often need not be waited for
 
     def run() -> None:
         chance = random.Random(7)

@@ -31,7 +31,7 @@ from torch import Tensor
 from bench.workloads import OURS
 from saguaro import LLM, SamplingParams
 from saguaro.attention.native import cpu_attention
-from saguaro.attention.step import Segment, flatten
+from saguaro.attention.step import Segment, make_step
 from saguaro.config import format_bytes
 from saguaro.engine.assembly import find_device
 from saguaro.errors import ConfigError
@@ -200,7 +200,7 @@ def forward(model: Transformer, texts: list[list[int]]) -> Iterator[Tensor]:  # 
         for start in range(0, len(text), CHUNK):
             tokens = text[start : start + CHUNK]
             segment = Segment(tokens, start, range(n_pages), n_wanted=len(tokens))
-            yield runner.forward(flatten([segment], PAGE_SIZE, model.device))
+            yield runner.forward(make_step([segment], PAGE_SIZE, model.device))
 
 
 def place_layers(n: int, n_grown: int) -> list[int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
-from saguaro.attention.step import Segment, flatten
+from saguaro.attention.step import Segment, make_step
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.runner.runner import make_runner
 
@@ -57,7 +57,7 @@ def logits(llm: LLM, tokens: list[int], n_wanted: int) -> Tensor:  # [n_wanted, 
     plan = KVPlan(n_pages, PAGE, model.spec.kv_bytes_per_token(model.dtype), n_pages * PAGE)
     runner = make_runner(model, KVCache(plan, model.spec, model.device, model.dtype), None, plan.longest)
     segment = Segment(tokens=tokens, start=0, pages=range(n_pages), n_wanted=n_wanted + 1)
-    return runner.forward(flatten([segment], PAGE, model.device))[:-1]
+    return runner.forward(make_step([segment], PAGE, model.device))[:-1]
 
 
 if __name__ == "__main__":

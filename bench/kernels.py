@@ -37,7 +37,7 @@ from saguaro.kernels.attention import attend, counters
 from saguaro.kernels.branches import attend_branches
 from saguaro.kernels.linear import Config, TritonProducts
 from saguaro.kernels.short import Short
-from saguaro.model.transformer import TORCH, Place, Products, Stream, Turn
+from saguaro.model.transformer import TORCH, KVWrite, Products, QKNormRope, Residual
 
 DTYPE = torch.bfloat16
 ROWS = (1, 7, 16, 32, 64, 224)
@@ -193,12 +193,12 @@ class Inputs:
     def first(self, n: int) -> "Inputs":
         return replace(self, x=self.x[:n], old=self.old[:n])
 
-    def stream(self) -> Stream:
+    def stream(self) -> Residual:
         """x as a writer leaves it: with as many sums of squares as it has tiles."""
         n_rows, n_in = self.x.shape
         squares = self.x.float().square().view(n_rows, n_in // SQUARES, SQUARES).sum(2)
         scaled = (self.x.float() * self.norm.float()).to(DTYPE)
-        return Stream(self.x, linear.Scaled(scaled, squares, EPS))
+        return Residual(self.x, linear.Scaled(scaled, squares, EPS))
 
 
 def inputs(shape: Shape, n_rows: int, device: torch.device) -> Inputs:
@@ -209,10 +209,10 @@ def inputs(shape: Shape, n_rows: int, device: torch.device) -> Inputs:
     return Inputs(x, norm.abs() + 0.5, old, next_norm.abs() + 0.5)
 
 
-def apply(shape: Shape, given: Inputs, read: Stream, weight: Tensor, by: Products) -> Tensor:
+def apply(shape: Shape, given: Inputs, read: Residual, weight: Tensor, by: Products) -> Tensor:
     """The product of a stream that is read, or written."""
     if shape.kind == "write":
-        old = Stream(given.old, None)
+        old = Residual(given.old, None)
         return by.write(old, given.x.to(weight.dtype), weight, None, given.next_norm, EPS).x
     if shape.kind == "gated":
         return by.read_gated(read, weight, None)
@@ -332,7 +332,7 @@ def sweep(bench: Bench, shape: Shape, deadline: float) -> dict[str, Any]:
 
 
 def check(
-    shape: Shape, rows: list[Inputs], streams: list[Stream], weight: Tensor, wanted: Tensor, by: Products
+    shape: Shape, rows: list[Inputs], streams: list[Residual], weight: Tensor, wanted: Tensor, by: Products
 ) -> tuple[float, bool]:
     """The largest error, of the largest value; whether rows are the same bits whatever their number."""
     results = [apply(shape, one, stream, weight, by) for one, stream in zip(rows, streams, strict=True)]
@@ -430,15 +430,15 @@ class Chain:
         stream = by.begin(self.rows[: step.n], self.norm, EPS)
         for index, layer in enumerate(self.layers):
             angles = self.angles[: step.n]
-            turn = Turn(self.n_heads, None, None, EPS, angles, angles)
+            turn = QKNormRope(self.n_heads, None, None, EPS, angles, angles)
             q = by.read_heads(stream, layer["qkv"], None, turn, self._place(index, step))
             stream = by.write(stream, self._attend(index, q, step), layer["out"], None, self.norm, EPS)
             gated = by.read_gated(stream, layer["gate_up"], None)
             stream = by.write(stream, gated, layer["down"], None, self.norm, EPS)
         return by.read(stream, self.head, None, torch.float32) if has_head else stream.x
 
-    def _place(self, index: int, step: Step) -> Place:
-        return Place(self.own[index].flatten(0, 1) if step.is_branches else self.memory[index], step.slots)
+    def _place(self, index: int, step: Step) -> KVWrite:
+        return KVWrite(self.own[index].flatten(0, 1) if step.is_branches else self.memory[index], step.slots)
 
     def _attend(self, index: int, q: Tensor, step: Step) -> Tensor:
         memory, own = self.memory[index], self.own[index]

@@ -36,7 +36,7 @@ from saguaro import LLM
 from saguaro.link.process import Process
 from saguaro.model.tiny import write_tiny
 from saguaro.serve.http.app import create_app
-from saguaro.serve.http.limits import Limits
+from saguaro.serve.http.limits import ServerLimits
 from saguaro.serve.http.service import Service
 from saguaro.serve.server import Server, bind, uvicorn_config
 
@@ -212,7 +212,7 @@ def serve(args: Args, folder: Path) -> int:
         threads=1,
         **settings,
     )
-    service = Service(llm.engine, ["model"], Limits(max_waiting=args.clients))
+    service = Service(llm.engine, ["model"], ServerLimits(max_waiting=args.clients))
     place = bind("127.0.0.1", 0)
     server = Server(uvicorn_config(create_app(service), service, log_level="error"), service)
     thread = threading.Thread(target=server.run, args=([place],))

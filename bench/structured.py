@@ -20,7 +20,7 @@ import jsonschema
 import tyro
 
 from saguaro import LLM, SamplingParams
-from saguaro.draft.rows import Rows
+from saguaro.draft.rows import DraftRows
 from saguaro.engine.results import Result
 from saguaro.measure.metrics import Summary
 from saguaro.model.default import DRAFT
@@ -139,7 +139,7 @@ def main(args: Args) -> int:
     wanted = measured(plain, messages, params, args.batch)
     n_bad = sum(not is_valid(result, SCHEMAS[name][0]) for result, (name, _) in zip(wanted, each, strict=True))
     settings = {"lookahead": args.lookahead, "budget": args.budget, "prepare": "always", "link": args.link}
-    blind = patch("saguaro.round.Rows", lambda start: Rows()) if args.blind else nullcontext()
+    blind = patch("saguaro.round.Rows", lambda start: DraftRows()) if args.blind else nullcontext()
     with blind, plain.sibling(method=args.method, draft=args.draft, **settings) as drafted:
         found = measured(drafted, messages, params, args.batch)
     n_differ = sum(a.token_ids != b.token_ids for a, b in zip(wanted, found, strict=True))

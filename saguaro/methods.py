@@ -7,14 +7,14 @@ from pathlib import Path
 from saguaro.config import DraftConfig
 from saguaro.device.graphs import bucket
 from saguaro.draft.graphed import GraphDrafter
-from saguaro.draft.guess import DrawnGuess, Guesser, SharedGuess
 from saguaro.draft.model import Drafter, ModelDrafter, NoModel
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.planner import make_planner
-from saguaro.draft.policy.economy import Economy, Idle, Lavish, Thrifty
-from saguaro.draft.policy.elastic import Elastic
-from saguaro.draft.policy.fallback import Always, ByBatch, Fallback, Measured, Nobody
+from saguaro.draft.policy.adaptive import AdaptiveFallback
+from saguaro.draft.policy.fallback import BatchSizeFallback, Fallback, FixedFallback, MeasuredFallback, NoProposer
+from saguaro.draft.policy.prepare import AlwaysPrepare, MeasuredPrepare, NeverPrepare, PreparePolicy
 from saguaro.draft.random import RandomTokens
+from saguaro.draft.ranking import Ranker, SampledRanker, SharedRanker
 from saguaro.draft.rows import Proposer
 from saguaro.kernels.best import ranker_for
 from saguaro.kernels.bundle import Kernels
@@ -39,14 +39,18 @@ def draft_side(
         tokenizer = partial(load_tokenizer, Path(config.tokenizer), config.n_text)
         start = Grammars(tokenizer, config.n_vocab, config.ends).start
     drafter: Drafter = NoModel()
-    primary: Proposer = Nobody()
+    primary: Proposer = NoProposer()
     is_plain = kernels is not None and config.verification == "shared" and config.cut == 0
     planner = make_planner(config.planner, kernels.joint if kernels and is_plain else None, bucket(config.max_rows))
     if model is not None:
         drafter = primary = eager = _model_drafter(config, model, kernels)
         if kernels is not None and is_plain and (planner is None or planner.is_fixed):
             drafter = primary = _graph_drafter(config, model, eager, kernels)
-    economies: dict[str, Callable[[], Economy]] = {"always": Lavish, "measured": Thrifty, "never": Idle}
+    economies: dict[str, Callable[[], PreparePolicy]] = {
+        "always": AlwaysPrepare,
+        "measured": MeasuredPrepare,
+        "never": NeverPrepare,
+    }
     return DraftSide(
         drafter,
         planner,
@@ -67,10 +71,10 @@ def _graph_drafter(config: DraftConfig, model: Transformer, eager: ModelDrafter,
 def _model_drafter(config: DraftConfig, model: Transformer, kernels: Kernels | None) -> ModelDrafter:
     sampler = Sampler(config.n_vocab, ranker_for(model.device))
     n_candidates = config.budget + 1 if config.planner != "nothing" else 1  # one more: what is in flight is no bonus
-    guess: Guesser = SharedGuess(sampler, n_candidates)
+    guess: Ranker = SharedRanker(sampler, n_candidates)
     if config.verification == "rejection":
         fan_out = max(1, round(config.budget / (config.lookahead + 1)))
-        guess = DrawnGuess(sampler, n_candidates, fan_out, config.saguaro_c, config.generation)
+        guess = SampledRanker(sampler, n_candidates, fan_out, config.saguaro_c, config.generation)
     # Room for what the target holds, and for what each row speculates.
     n_tokens = config.n_tokens + config.max_rows * 2 * (config.lookahead + 1 + config.page_size)
     per_token = model.spec.kv_bytes_per_token(model.dtype)
@@ -81,14 +85,16 @@ def _model_drafter(config: DraftConfig, model: Transformer, kernels: Kernels | N
 
 def _fallback(config: DraftConfig, primary: Proposer) -> Fallback:
     parts: dict[str, Callable[[], Fallback]] = {
-        "empty": lambda: Always(Nobody()),
-        "draft": lambda: Always(primary),
-        "ngram": lambda: Always(Ngram()),
-        "random": lambda: Always(RandomTokens(config.n_vocab)),
-        "batch": lambda: ByBatch(primary, Ngram()),
+        "empty": lambda: FixedFallback(NoProposer()),
+        "draft": lambda: FixedFallback(primary),
+        "ngram": lambda: FixedFallback(Ngram()),
+        "random": lambda: FixedFallback(RandomTokens(config.n_vocab)),
+        "batch": lambda: BatchSizeFallback(primary, Ngram()),
         # captured, all steps of a speculation take their time whatever was asked for
         "measured": lambda: (
-            Elastic(primary, Ngram()) if isinstance(primary, ModelDrafter) else Measured(primary, Ngram())
+            AdaptiveFallback(primary, Ngram())
+            if isinstance(primary, ModelDrafter)
+            else MeasuredFallback(primary, Ngram())
         ),
     }
     return parts[config.fallback]()

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from saguaro.draft.cache import SpeculationCache
 from saguaro.draft.model import Drafter, Prepared
 from saguaro.draft.planner import Planner
-from saguaro.draft.policy.economy import Economy
 from saguaro.draft.policy.fallback import Fallback
-from saguaro.draft.rows import Row, Rows
+from saguaro.draft.policy.prepare import PreparePolicy
+from saguaro.draft.rows import DraftRow, DraftRows
 from saguaro.target.grammar import Start
 from saguaro.target.observe import round_event
 from saguaro.target.scheduler import Batch, Commit, Scheduler, lookahead_limits
@@ -129,18 +129,18 @@ class DraftSide:
         drafter: Drafter,
         planner: Planner | None,
         fallback: Fallback,
-        economy: Economy,
+        economy: PreparePolicy,
         *,
         lookahead: int,
         n_vocab: int,
         start: Start | None = None,
         read_s: float = math.inf,  # seconds a round in which rows decode may spend on reading texts
     ) -> None:
-        self.rows, self.cache = Rows(start), SpeculationCache()
+        self.rows, self.cache = DraftRows(start), SpeculationCache()
         self.drafter, self.planner, self.fallback, self.economy = drafter, planner, fallback, economy
         self._lookahead, self._n_vocab, self._read_s = lookahead, n_vocab, read_s
         self._is_awaited = False  # whether the last answer was for any row
-        self._asked: list[Row] = []
+        self._asked: list[DraftRow] = []
         self._outcome, self._prepared = Outcome.nothing(), (0.0, 0.0)
         self._made: Prepared | None = None  # for the next outcome
 

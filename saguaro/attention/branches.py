@@ -19,7 +19,7 @@ from torch import Tensor
 from saguaro.attention.sdpa import Span
 from saguaro.kv.memory import KVCache
 from saguaro.model.spec import ModelSpec
-from saguaro.model.transformer import Place
+from saguaro.model.transformer import KVWrite
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class BranchAttention:
         """The next step computes every branch's own token `step`, counted from 0."""
         self._step = step
 
-    def place(self, layer: int) -> Place:
+    def place(self, layer: int) -> KVWrite:
         """Behind the own tokens of each branch."""
         n = self._groups[-1].stop
         own = self.own[layer, :n]
         slots = torch.arange(n, device=own.device) * own.shape[1] + self._step
-        return Place(own.flatten(0, 1), slots)
+        return KVWrite(own.flatten(0, 1), slots)
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         """q [R, H, d] -> [R, H * d]."""

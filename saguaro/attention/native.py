@@ -6,13 +6,13 @@ What a token gives depends on its text alone, to the bit, whatever else the step
 import torch
 from torch import Tensor
 
-from saguaro.attention.sdpa import AttentionBackend, SDPAttention, slots_of
-from saguaro.attention.step import Layout
+from saguaro.attention.sdpa import AttentionBackend, SDPAttention, kv_indices
+from saguaro.attention.step import Step
 from saguaro.kernels import native
 from saguaro.kernels.native import at
 from saguaro.kv.memory import KVCache
 from saguaro.model.spec import ModelSpec
-from saguaro.model.transformer import Place
+from saguaro.model.transformer import KVWrite
 
 
 class NativeAttention:
@@ -21,20 +21,20 @@ class NativeAttention:
     def __init__(self, cache: KVCache) -> None:
         self._cache, self._library = cache, native.library()
         self._slots = self._text = self._seen = torch.empty(0)
-        self._places: list[Place] = []
+        self._places: list[KVWrite] = []
 
-    def plan(self, layout: Layout) -> None:
+    def plan(self, layout: Step) -> None:
         """Find where each token's text lies and how much of it the token sees."""
         sizes, longest = layout.sizes, max(layout.lengths)
-        self._places = [Place(memory, layout.slots) for memory in self._cache.layers]
+        self._places = [KVWrite(memory, layout.slots) for memory in self._cache.layers]
         self._slots = torch.zeros(len(sizes), longest, dtype=torch.int32)  # [R, longest]: of every key
         for row, (pages, length) in enumerate(zip(layout.pages, layout.lengths, strict=True)):
-            self._slots[row, :length] = slots_of(pages, length, self._cache.page_size)
+            self._slots[row, :length] = kv_indices(pages, length, self._cache.page_size)
         text = [row for row, n in enumerate(sizes) for _ in range(n)]
         seen = [length - n + 1 + i for n, length in zip(sizes, layout.lengths, strict=True) for i in range(n)]
         self._text, self._seen = torch.tensor([text, seen], dtype=torch.int32)  # [T] each; of keys
 
-    def place(self, layer: int) -> Place:
+    def place(self, layer: int) -> KVWrite:
         """See AttentionBackend."""
         return self._places[layer]
 

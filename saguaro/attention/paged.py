@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from saguaro.attention.step import Layout
+from saguaro.attention.step import Step
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVCache
-from saguaro.model.transformer import Place
+from saguaro.model.transformer import KVWrite
 
 MAX_SPLITS = 32
 LEAST_SPLIT = 128  # keys
@@ -37,7 +37,7 @@ class PagedAttention:
         self._cache, self._kernels, self._split = cache, kernels, split_of(longest)
         self._at: Paged  # the next step's
 
-    def plan(self, layout: Layout) -> None:
+    def plan(self, layout: Step) -> None:
         """Take the next step's layout."""
         device, n_pages = self._cache.device, max(map(len, layout.pages))
         pages = torch.tensor([[*row, *[0] * (n_pages - len(row))] for row in layout.pages], dtype=torch.int32)
@@ -56,9 +56,9 @@ class PagedAttention:
         """Take the next step's places, on the device already."""
         self._at = paged
 
-    def place(self, layer: int) -> Place:
+    def place(self, layer: int) -> KVWrite:
         """See AttentionBackend."""
-        return Place(self._cache.layers[layer], self._at.slots)
+        return KVWrite(self._cache.layers[layer], self._at.slots)
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         """See AttentionBackend."""
@@ -93,7 +93,7 @@ def ends(
     """Where the tokens of such rows are."""
     k = len(steps) - 1
     positions = (text + n - 1 - k)[:, None] + steps
-    slots = slots_at(pages, positions, steps >= k - n[:, None], page_size)
+    slots = kv_indices_at(pages, positions, steps >= k - n[:, None], page_size)
     lengths = (text + n).clamp(min=0).int()
     return Ends(positions, Paged(slots.flatten(), pages, starts, lengths, k + 1, longest))
 
@@ -118,10 +118,12 @@ def split_of(longest: int) -> int:
     return max(LEAST_SPLIT, 1 << (-(-longest // MAX_SPLITS) - 1).bit_length())
 
 
-def slots_at(pages: Tensor, positions: Tensor, is_real: Tensor, page_size: int) -> Tensor:  # [R, P], [R, n], [R, n]
+def kv_indices_at(
+    pages: Tensor, positions: Tensor, is_real: Tensor, page_size: int
+) -> Tensor:  # [R, P], [R, n], [R, n]
     """Where the tokens at these positions lie, [R, n] int64; -1 for one that is not real.
 
-    >>> slots_at(torch.tensor([[3, 1]]), torch.tensor([[3, 4]]), torch.tensor([[True, True]]), page_size=4)
+    >>> kv_indices_at(torch.tensor([[3, 1]]), torch.tensor([[3, 4]]), torch.tensor([[True, True]]), page_size=4)
     tensor([[15,  4]])
     """
     page = pages.gather(1, (positions // page_size).clamp(0, pages.shape[1] - 1)).long()

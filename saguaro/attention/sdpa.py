@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saguaro.attention.step import Layout
+from saguaro.attention.step import Step
 from saguaro.kv.memory import KVCache
-from saguaro.model.transformer import Place
+from saguaro.model.transformer import KVWrite
 
 BLOCK = 4  # queries computed together
 TILE = 32  # keys are read up to a multiple of it; those after a query are hidden from it
@@ -25,10 +25,10 @@ TILE = 32  # keys are read up to a multiple of it; those after a query are hidde
 class AttentionBackend(Protocol):
     """Attends a step's queries to everything before them, once their keys and values are in the cache."""
 
-    def plan(self, layout: Layout) -> None:
+    def plan(self, layout: Step) -> None:
         """Take the next step's layout."""
 
-    def place(self, layer: int) -> Place:
+    def place(self, layer: int) -> KVWrite:
         """Where the step's keys and values go."""
 
     def run(self, layer: int, q: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Span:
         """The span of a text on these pages, up to a multiple of the unit; after the text comes its beginning again."""
         pages, n_more = pages[: -(-length // cache.page_size)], -length % unit
         is_run = n_more == 0 and all(page == pages[0] + i for i, page in enumerate(pages))
-        slots = None if is_run else slots_of(pages, length, cache.page_size)
+        slots = None if is_run else kv_indices(pages, length, cache.page_size)
         if slots is not None:
             slots = torch.cat((slots, slots[:1].expand(n_more))).to(cache.device)
         return Span(length + n_more, pages[0] * cache.page_size, slots)
@@ -92,14 +92,14 @@ class SDPAttention:
         self._rows: list[_Row] = []
         self._slots = torch.empty(0, dtype=torch.int64)
 
-    def plan(self, layout: Layout) -> None:
+    def plan(self, layout: Step) -> None:
         """Find each row's keys and masks."""
         self._slots = layout.slots
         self._rows = [self._row(layout, index) for index in range(len(layout.lengths))]
 
-    def place(self, layer: int) -> Place:
+    def place(self, layer: int) -> KVWrite:
         """See AttentionBackend."""
-        return Place(self._cache.layers[layer], self._slots)
+        return KVWrite(self._cache.layers[layer], self._slots)
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         """See AttentionBackend."""
@@ -109,7 +109,7 @@ class SDPAttention:
             outs += [_attend(q[tile.start : tile.stop], keys, values, tile) for tile in row.tiles]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def _row(self, layout: Layout, index: int) -> _Row:
+    def _row(self, layout: Step, index: int) -> _Row:
         length, start, stop = layout.lengths[index], layout.starts[index], layout.starts[index + 1]
         span = Span.of(layout.pages[index], length, self._cache, TILE)
         first = length - (stop - start)  # position of the first query
@@ -122,10 +122,10 @@ class SDPAttention:
         return _Row(span, tiles)
 
 
-def slots_of(pages: Sequence[int], length: int, page_size: int) -> Tensor:  # [length] int64
+def kv_indices(pages: Sequence[int], length: int, page_size: int) -> Tensor:  # [length] int64
     """The slot of every token of a text.
 
-    >>> slots_of([3, 1], 6, page_size=4)
+    >>> kv_indices([3, 1], 6, page_size=4)
     tensor([12, 13, 14, 15,  4,  5])
     """
     first = torch.tensor(pages, dtype=torch.int64)[:, None] * page_size

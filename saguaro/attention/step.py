@@ -26,7 +26,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Step:
     """A step, ready for a model: T tokens, R rows, L wanted logits."""
 
     tokens: Tensor  # [T] int64
@@ -43,11 +43,11 @@ class Layout:
         return [stop - start for start, stop in pairwise(self.starts)]
 
 
-def flatten(segments: Sequence[Segment], page_size: int, device: torch.device) -> Layout:
+def make_step(segments: Sequence[Segment], page_size: int, device: torch.device) -> Step:
     """Lay rows out one after the other.
 
     >>> row = Segment(tokens=[7, 8, 9], start=3, pages=[5, 2], n_wanted=2)
-    >>> layout = flatten([row], page_size=4, device=torch.device("cpu"))
+    >>> layout = make_step([row], page_size=4, device=torch.device("cpu"))
     >>> layout.positions.tolist(), layout.slots.tolist(), layout.wanted.tolist(), layout.lengths
     ([3, 4, 5], [23, 8, 9], [1, 2], [6])
     """
@@ -70,4 +70,4 @@ def flatten(segments: Sequence[Segment], page_size: int, device: torch.device) -
     packed = torch.tensor([*tokens, *positions, *slots, *wanted], dtype=torch.int64).to(device)
     parts = packed.split(sizes)
     pages = [segment.pages for segment in segments]
-    return Layout(parts[0], parts[1], parts[2], parts[3], starts, lengths, pages)
+    return Step(parts[0], parts[1], parts[2], parts[3], starts, lengths, pages)

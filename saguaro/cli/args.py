@@ -11,7 +11,7 @@ from saguaro.config import EngineConfig, SamplingParams, Structured
 from saguaro.distill.recipe import Recipe
 from saguaro.errors import ConfigError
 from saguaro.method import METHODS
-from saguaro.serve.http.limits import Limits
+from saguaro.serve.http.limits import ServerLimits
 from saguaro.serve.tools.parsers import Parsers
 
 T = TypeVar("T")
@@ -139,15 +139,15 @@ class ServedEngineArgs(EngineArgs):
     """Tokens per page of KV memory."""
 
 
-class LimitArgs(Limits):
+class LimitArgs(ServerLimits):
     """What a request may be, and how long it may take."""
 
     def __post_init__(self) -> None:
         """Checked when the limits are made, so that errors read the same everywhere."""
 
-    def limits(self) -> Limits:
+    def limits(self) -> ServerLimits:
         """The checked limits."""
-        return Limits(**asdict(self))
+        return ServerLimits(**asdict(self))
 
 
 class ParserArgs(Parsers):

@@ -19,13 +19,13 @@ from rich.console import Console
 
 from saguaro import __version__, rng
 from saguaro.cli import commands
-from saguaro.cli.lineup import config_for, encoder, lineup, method_names
+from saguaro.cli.candidates import config_for, encoder, load_candidates, method_names
 from saguaro.cli.progress import progress_bar
 from saguaro.config import SamplingParams
 from saguaro.engine.results import raise_failure
 from saguaro.errors import ConfigError
 from saguaro.llm import LLM
-from saguaro.measure.candidate import Entrant, method_of, placement, results, table, verdict
+from saguaro.measure.candidate import Candidate, method_of, placement, results, table, verdict
 from saguaro.measure.metrics import OutputFile
 from saguaro.measure.peer import LLAMA, LlamaCpp, Peer, check_peer, gguf_of
 from saguaro.measure.prompts import read_prompts
@@ -43,12 +43,12 @@ def bench(command: commands.Bench) -> int:
     if command.json:
         OutputFile(command.json, keep=True).close()
     encode = encoder(texts, command.chat)
-    with lineup(names, command.which, command.engine, params, encode, command.batch) as (entrants, prompts):
+    with load_candidates(names, command.which, command.engine, params, encode, command.batch) as (entrants, prompts):
         runs = {entrant.name: _ours(entrant.llm) for entrant in entrants if entrant.llm}
         ar = entrants[0].llm
         assert ar is not None
         for peer in command.peer:
-            entrants.append(Entrant(peer, None, is_comparable=params.temperature == 0))
+            entrants.append(Candidate(peer, None, is_comparable=params.temperature == 0))
             with placement(peer):
                 runs[peer] = _theirs(peer, ar, max(map(len, prompts)) + (params.max_tokens or 0))
         _measure(entrants, runs, prompts, _seeded(params, len(prompts)), command.batch)
@@ -73,7 +73,7 @@ def _seeded(params: SamplingParams, n: int) -> list[SamplingParams]:
 
 
 def _measure(
-    entrants: Sequence[Entrant],
+    entrants: Sequence[Candidate],
     runs: dict[str, Run],
     prompts: Sequence[list[int]],
     params: Sequence[SamplingParams],

@@ -9,12 +9,12 @@ import sys
 from rich.console import Console
 
 from saguaro.cli import commands
-from saguaro.cli.lineup import config_for, encoder, lineup, method_names
+from saguaro.cli.candidates import config_for, encoder, load_candidates, method_names
 from saguaro.cli.paint import Painter, legend, wants_color
 from saguaro.config import SamplingParams
 from saguaro.engine.results import raise_failure
 from saguaro.errors import ConfigError
-from saguaro.measure.candidate import Entrant, results, table, verdict
+from saguaro.measure.candidate import Candidate, results, table, verdict
 
 
 def compare(command: commands.Compare) -> int:
@@ -24,7 +24,7 @@ def compare(command: commands.Compare) -> int:
     params = command.sampling.params()
     names = method_names(command.methods, config_for(command.which, command.engine))
     encode, has_color = encoder([command.prompt], command.chat), wants_color(command.color)
-    with lineup(names, command.which, command.engine, params, encode, 1) as (entrants, prompts):
+    with load_candidates(names, command.which, command.engine, params, encode, 1) as (entrants, prompts):
         if has_color:
             print(legend(), file=sys.stderr)
         for entrant in entrants:
@@ -38,7 +38,7 @@ def compare(command: commands.Compare) -> int:
     return verdict(entrants)
 
 
-def _stream(entrant: Entrant, prompt: list[int], params: SamplingParams, has_color: bool) -> list[list[int]]:
+def _stream(entrant: Candidate, prompt: list[int], params: SamplingParams, has_color: bool) -> list[list[int]]:
     """Print one output as it grows; its tokens."""
     assert entrant.llm is not None
     tokens: list[int] = []

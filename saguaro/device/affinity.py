@@ -22,7 +22,7 @@ def usable_cores() -> list[int]:
 
 
 @dataclass
-class Placement:
+class Affinity:
     """Cores and threads for what runs inside; None leaves them as they are."""
 
     cores: frozenset[int] | None = None

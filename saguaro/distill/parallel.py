@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saguaro.model.transformer import Place, Stream, Transformer, Turn
+from saguaro.model.transformer import KVWrite, QKNormRope, Residual, Transformer
 
 
 class Parallel:
@@ -20,9 +20,9 @@ class Parallel:
         self._n_texts = n_texts  # B
         self._keys = self._values = torch.empty(0)  # [B * L, H_kv, d] of the layer at work
 
-    def place(self, layer: int) -> Place:
+    def place(self, layer: int) -> KVWrite:
         """Nowhere: keys and values are kept by read_heads."""
-        return Place(torch.empty(0), torch.empty(0, dtype=torch.int64))
+        return KVWrite(torch.empty(0), torch.empty(0, dtype=torch.int64))
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         """q [B * L, H, d] -> [B * L, H * d]."""
@@ -31,17 +31,19 @@ class Parallel:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=has_groups)  # [B, H, L, d]
         return out.transpose(1, 2).flatten(2).flatten(0, 1)
 
-    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Stream:
+    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Residual:
         """See Products; a stream that begins in another dtype than the weights' (a lent embedding) takes theirs."""
         x = x.to(norm.dtype)
-        return Stream(x, F.rms_norm(x, x.shape[-1:], norm, eps))
+        return Residual(x, F.rms_norm(x, x.shape[-1:], norm, eps))
 
-    def read(self, stream: Stream, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    def read(self, stream: Residual, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
         """See Products; made in out_dtype, and not rounded before: half precision cannot tell large logits apart."""
         product = torch.mm(stream.read.to(out_dtype), weight.to(out_dtype))
         return (product if bias is None else product + bias).to(out_dtype)
 
-    def read_heads(self, stream: Stream, weight: Tensor, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
+    def read_heads(
+        self, stream: Residual, weight: Tensor, bias: Tensor | None, turn: QKNormRope, place: KVWrite
+    ) -> Tensor:
         """See Products."""
         heads = self.read(stream, weight, bias, stream.x.dtype).unflatten(1, (-1, turn.cos.shape[2]))
         n_kv = (heads.shape[1] - turn.n_heads) // 2
@@ -49,12 +51,14 @@ class Parallel:
         self._keys = _turned(k, turn.k_norm, turn)
         return _turned(q, turn.q_norm, turn)
 
-    def read_gated(self, stream: Stream, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def read_gated(self, stream: Residual, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Products."""
         gate, up = self.read(stream, weight, bias, stream.x.dtype).chunk(2, -1)
         return F.silu(gate) * up
 
-    def write(self, stream: Stream, y: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float) -> Stream:
+    def write(
+        self, stream: Residual, y: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float
+    ) -> Residual:
         """See Products."""
         product = torch.mm(y, weight)
         return self.begin(stream.x + (product if bias is None else product + bias), norm, eps)
@@ -69,7 +73,7 @@ def hidden_states(model: Transformer, tokens: Tensor) -> Tensor:  # [B, L] int64
     return found
 
 
-def _turned(heads: Tensor, norm: Tensor | None, turn: Turn) -> Tensor:  # [T, h, d] -> the same
+def _turned(heads: Tensor, norm: Tensor | None, turn: QKNormRope) -> Tensor:  # [T, h, d] -> the same
     """Heads after their norm, where they have one, and their rotation (see saguaro.model.transformer.rotate_)."""
     if norm is not None:
         heads = F.rms_norm(heads, heads.shape[-1:], norm, turn.eps)

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from saguaro.algo.planning import Ahead, Planned
-from saguaro.attention.paged import Paged, PagedAttention, ends, from_left, slots_at, split_of
+from saguaro.attention.paged import Paged, PagedAttention, ends, from_left, kv_indices_at, split_of
 from saguaro.attention.step import Segment
 from saguaro.device.graphs import Graphs, Mirror, Moment, SideStream, bucket
 from saguaro.draft.model import ModelDrafter, Prepared
 from saguaro.draft.planner import Planner
-from saguaro.draft.rows import Proposal, Row
+from saguaro.draft.rows import DraftRow, Proposal
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVCache
 from saguaro.kv.tables import PageTables
-from saguaro.model.transformer import Place, Transformer
+from saguaro.model.transformer import KVWrite, Transformer
 from saguaro.target.graphed import float_bits, noise_of
 from saguaro.types import DRAFT, Outcome
 
@@ -94,9 +94,9 @@ class PagedBranches:
         """The next step computes every branch's own token `step`, which goes to its slot."""
         self._pages, self._forks, self._slots, self._step = pages, forks, slots, step
 
-    def place(self, layer: int) -> Place:
+    def place(self, layer: int) -> KVWrite:
         """Behind the own tokens of each branch."""
-        return Place(self._own[layer].flatten(0, 1), self._slots)
+        return KVWrite(self._own[layer].flatten(0, 1), self._slots)
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         """q [R * M, H, d] -> [R * M, H * d]."""
@@ -157,7 +157,7 @@ class GraphDrafter:
         self._lines = self._at.lines.host.numpy()
         self._done, self._made = Moment(device), _Made([], self._at.result, Moment(device), Moment(device), budget)
 
-    def admit(self, rows: Sequence[Row]) -> None:
+    def admit(self, rows: Sequence[DraftRow]) -> None:
         """Follow these rows."""
         self.eager.admit(rows)
 
@@ -167,17 +167,17 @@ class GraphDrafter:
         for slot in slots:
             self._at.adopted.pop(slot, None)
 
-    def settle(self, rows: Sequence[Row]) -> None:
+    def settle(self, rows: Sequence[DraftRow]) -> None:
         """Keep what was computed of each text."""
         self.eager.settle(rows)
 
-    def read(self, rows: Sequence[Row], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
+    def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
         """Compute some more of texts that are far behind."""
         with self._stream():
             self.eager.read(rows, is_late, seconds)
 
     @torch.inference_mode()
-    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+    def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
         """Draft after each text; nothing where it is far from read, or where there is no room."""
         ready = self.eager.ready(rows)
         if not ready:
@@ -196,7 +196,9 @@ class GraphDrafter:
         return Proposal([found.get(row, [])[:lookahead] for row in rows])
 
     @torch.inference_mode()
-    def prepare(self, rows: Sequence[Row], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]) -> Prepared:
+    def prepare(
+        self, rows: Sequence[DraftRow], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]
+    ) -> Prepared:
         """See Drafter. It is launched, and done when somebody asks what was prepared."""
         adopted, self._at.adopted = self._at.adopted, {}
         ready = self.eager.ready(rows)
@@ -225,7 +227,7 @@ class GraphDrafter:
             trunk.n_computed = max(trunk.n_computed, end)
         return self._made
 
-    def adopt(self, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
+    def adopt(self, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
         """Note which branches become the trunks of their rows; the tokens of each. What was noted before is void."""
         self._at.adopted = {row.slot: branch for row, branch in hits if self.eager.reserve(row)}
         return [(self._made.tokens(branch), None) for _, branch in hits]
@@ -246,7 +248,7 @@ class GraphDrafter:
         """Outcomes prepared for each of so many rows (M)."""
         return max(1, min(self._budget, MOST_BRANCHES // size))
 
-    def _catch_up(self, rows: Sequence[Row], n_left: int) -> None:
+    def _catch_up(self, rows: Sequence[DraftRow], n_left: int) -> None:
         """Compute each text up to its last n_left tokens."""
         segments = []
         for row in rows:
@@ -258,20 +260,20 @@ class GraphDrafter:
         if segments:
             self.eager.forward(segments)
 
-    def _write(self, rows: Sequence[Row], lines: list[list[int]], nobody: list[int]) -> None:
+    def _write(self, rows: Sequence[DraftRow], lines: list[list[int]], nobody: list[int]) -> None:
         self._tables.write((row.slot, self.eager.trunks[row.slot].table.pages) for row in rows)
         size = bucket(len(lines))
         self._lines[:size] = lines + [nobody] * (size - len(lines))
         self._at.lines.send(size)
 
-    def _draft_line(self, row: Row) -> list[int]:
+    def _draft_line(self, row: DraftRow) -> list[int]:
         """A row to draft for: the last two tokens of its text stand last."""
         request, k = row.request, self._lookahead
         facts = [row.slot, len(row.text), request.seed, float_bits(request.params.temperature)]
         last = [0, *row.text][-2:]
         return [*facts, *[0] * (N_FACTS - len(facts)), *([0] * (k + 1) + last)[-k - 1 :]]
 
-    def _line(self, row: Row, branch: int, decided: Sequence[int] | None) -> list[int]:
+    def _line(self, row: DraftRow, branch: int, decided: Sequence[int] | None) -> list[int]:
         """A row to prepare for: the last token of its text and the speculation stand last."""
         request, n = row.request, len(row.speculation)
         facts = [row.slot, len(row.text), request.seed, float_bits(request.params.temperature)]
@@ -293,7 +295,7 @@ class GraphDrafter:
         lines, k = self._at.lines.device[:size], self._lookahead
         text, pages, is_row = lines[:, TEXT], self._tables.device[lines[:, SLOT]], lines[:, TEXT] > 0
         positions = text - 2 + self._at.steps[:, None]  # [K+1, R]
-        slots = slots_at(pages, positions.t(), ((positions >= 0) & is_row).t(), self.eager.cache.page_size).t()
+        slots = kv_indices_at(pages, positions.t(), ((positions >= 0) & is_row).t(), self.eager.cache.page_size).t()
         lengths = torch.where(is_row, positions[1:] + 1, 0).int()  # [K, R]
         positions, following = positions.clamp(min=0), positions + 1
         starts, noise = self._at.starts[: size + 1], self._noise(lines, 1)
@@ -339,7 +341,7 @@ class GraphDrafter:
         positions = (lines[:, TEXT] - 1)[:, None] + self._at.steps
         is_hit = (branch >= 0)[:, None]
         cache = self.eager.cache
-        slots = slots_at(pages, positions, is_hit, cache.page_size)
+        slots = kv_indices_at(pages, positions, is_hit, cache.page_size)
         self._kernels.adopt(self.eager.attention.own, branch, cache.memory, slots)
         for trunk, own in ((self.eager.candidates, self._at.candidates), (self.eager.scores, self._at.scores)):
             trunk[slot] = torch.where(is_hit[..., None], own[branch.clamp(min=0)], trunk[slot])

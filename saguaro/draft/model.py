@@ -23,18 +23,18 @@ from torch import Tensor
 
 from saguaro.algo.planning import Ahead, Planned
 from saguaro.attention.branches import BranchAttention, Fork
-from saguaro.attention.sdpa import slots_of
-from saguaro.attention.step import Segment, flatten
+from saguaro.attention.sdpa import kv_indices
+from saguaro.attention.step import Segment, make_step
 from saguaro.device.graphs import bucket
-from saguaro.draft.guess import Guess, Guesser
 from saguaro.draft.planner import Planner
-from saguaro.draft.rows import GoesOn, Proposal, Row
+from saguaro.draft.ranking import Ranker, Ranking
+from saguaro.draft.rows import DraftRow, GoesOn, Proposal
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.kv.pages import PagePool, PageTable
 from saguaro.model.transformer import Transformer
 from saguaro.runner.runner import make_runner
-from saguaro.target.pace import Pace, Work
+from saguaro.target.step_cost import StepCost, Work
 from saguaro.types import DRAFT, Outcome, Speculation
 
 MAX_READ = 512  # tokens of text read in one round: as many as the target computes
@@ -56,22 +56,24 @@ class Prepared(Protocol):
 class Drafter(Protocol):
     """Follows rows and prepares speculations for outcomes that have not come yet."""
 
-    def admit(self, rows: Sequence[Row]) -> None:
+    def admit(self, rows: Sequence[DraftRow]) -> None:
         """Follow these rows."""
 
     def retire(self, slots: Sequence[int]) -> None:
         """Forget these rows; one that is not known is none to forget."""
 
-    def settle(self, rows: Sequence[Row]) -> None:
+    def settle(self, rows: Sequence[DraftRow]) -> None:
         """Outcomes were committed: keep of each trunk what is its text now."""
 
-    def read(self, rows: Sequence[Row], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
+    def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
         """Compute some more of texts that are far behind, until done or late, or for about so many seconds."""
 
-    def prepare(self, rows: Sequence[Row], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]) -> Prepared:
+    def prepare(
+        self, rows: Sequence[DraftRow], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]
+    ) -> Prepared:
         """Have the planner learn the last outcome and plan the next, and draft after each, until done or late."""
 
-    def adopt(self, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
+    def adopt(self, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
         """Make branches the trunks of their rows; the tokens of each, and what they were drawn from."""
 
     def warm(self, size: int, planner: Planner | None) -> None:
@@ -81,23 +83,25 @@ class Drafter(Protocol):
 class NoModel:
     """Nothing is followed and nothing prepared."""
 
-    def admit(self, rows: Sequence[Row]) -> None:
+    def admit(self, rows: Sequence[DraftRow]) -> None:
         """Nothing to follow."""
 
     def retire(self, slots: Sequence[int]) -> None:
         """Nothing to forget."""
 
-    def settle(self, rows: Sequence[Row]) -> None:
+    def settle(self, rows: Sequence[DraftRow]) -> None:
         """Nothing to keep."""
 
-    def read(self, rows: Sequence[Row], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
+    def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
         """Nothing to read."""
 
-    def prepare(self, rows: Sequence[Row], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]) -> Prepared:
+    def prepare(
+        self, rows: Sequence[DraftRow], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]
+    ) -> Prepared:
         """There is nothing to draft with."""
         raise NotImplementedError("only a model can draft after an outcome")
 
-    def adopt(self, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
+    def adopt(self, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
         """There are no branches."""
         return []
 
@@ -130,7 +134,7 @@ class ModelDrafter:
     def __init__(
         self,
         model: Transformer,
-        guess: Guesser,
+        guess: Ranker,
         kv: KVPlan,
         *,
         max_rows: int,
@@ -147,13 +151,13 @@ class ModelDrafter:
         self._runner = make_runner(model, self.cache, kernels, kv.longest)
         self.attention = BranchAttention(self.cache, model.spec, bucket(max_rows) * budget, lookahead + 1)
         self.trunks: dict[int, Trunk] = {}
-        self._pace = Pace()  # of reading
+        self._pace = StepCost()  # of reading
         shape = (max_rows + 1, lookahead + 1, guess.n_candidates)  # the last row is for padding
         self.candidates = torch.zeros(shape, dtype=torch.int64, device=model.device)
         self.scores = torch.full(shape, float("-inf"), device=model.device)
         self._branches = _Branches([], self.candidates[:0], self.scores[:0])
 
-    def admit(self, rows: Sequence[Row]) -> None:
+    def admit(self, rows: Sequence[DraftRow]) -> None:
         """Follow these rows, with what is known of their texts already; not one that names tokens the model lacks."""
         for row in rows:
             params = row.request.params
@@ -169,7 +173,7 @@ class ModelDrafter:
             if trunk is not None:
                 self.pool.release(trunk.table)
 
-    def settle(self, rows: Sequence[Row]) -> None:
+    def settle(self, rows: Sequence[DraftRow]) -> None:
         """Keep what was computed of each text; the last token, the target's own, never is."""
         for row in rows:
             trunk = self.trunks.get(row.slot)
@@ -177,7 +181,7 @@ class ModelDrafter:
                 trunk.n_computed = min(trunk.n_computed, len(row.text) - 1)
                 self.pool.publish(trunk.table, row.text, trunk.n_computed)
 
-    def read(self, rows: Sequence[Row], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
+    def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
         """Compute up to MAX_READ tokens of texts that are far behind, chunk by chunk; in any time a page of the first.
 
         The seconds are for rows that are drafted for and would wait: with none of these there is no hurry. A device
@@ -203,11 +207,11 @@ class ModelDrafter:
                     return
 
     @torch.inference_mode()
-    def propose(self, rows: Sequence[Row], lookahead: int, goes_on: GoesOn | None = None) -> Proposal:
+    def propose(self, rows: Sequence[DraftRow], lookahead: int, goes_on: GoesOn | None = None) -> Proposal:
         """Draft after each text until goes_on ends it; nothing where it is far from read or where there is no room."""
         ready = self.ready(rows)
         names = [self._guess.start() for _ in ready]
-        drafted: dict[Row, list[int]] = {row: [] for row in rows}
+        drafted: dict[DraftRow, list[int]] = {row: [] for row in rows}
         drawn: list[Tensor] = []
         for _ in range(lookahead if ready else 0):
             guess = self._extend(ready, [drafted[row] for row in ready], names)
@@ -225,14 +229,16 @@ class ModelDrafter:
         return Proposal(tokens, q)
 
     @torch.inference_mode()
-    def prepare(self, rows: Sequence[Row], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]) -> Prepared:
+    def prepare(
+        self, rows: Sequence[DraftRow], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]
+    ) -> Prepared:
         """See Drafter."""
         planner.learn(outcome)
         planned = planner.plan(self.look_ahead(rows), self._budget)
         return planned if self.branch(rows, planned, is_late) else Planned.nothing()
 
     @torch.inference_mode()
-    def look_ahead(self, rows: Sequence[Row]) -> Ahead:
+    def look_ahead(self, rows: Sequence[DraftRow]) -> Ahead:
         """Candidates along the speculations in flight, for the rows that are near."""
         ready = self.ready(rows)
         behind = [row for row in ready if self.trunks[row.slot].n_computed < len(row.text) + len(row.speculation)]
@@ -244,7 +250,7 @@ class ModelDrafter:
         return Ahead(slots, spec.tokens, spec.length, candidates, scores, is_primary=spec.hit)
 
     @torch.inference_mode()
-    def branch(self, rows: Sequence[Row], planned: Planned, is_late: Callable[[], bool]) -> int:
+    def branch(self, rows: Sequence[DraftRow], planned: Planned, is_late: Callable[[], bool]) -> int:
         """Draft K tokens after every planned outcome. What comes after the last is left to look_ahead, for the one
         branch that is adopted."""
         by_slot = {row.slot: row for row in rows}
@@ -285,7 +291,7 @@ class ModelDrafter:
         return len(found.tokens[0])
 
     @torch.inference_mode()
-    def adopt(self, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
+    def adopt(self, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
         """Copy branches behind their rows' texts, which end with their first token, the target's own."""
         found = self._branches
         sources, places = [], []
@@ -294,7 +300,7 @@ class ModelDrafter:
             if self.reserve(row):
                 end = start + found.n_own
                 sources.append(branch)
-                places.append(slots_of(trunk.table.pages, end, self.cache.page_size)[start:])
+                places.append(kv_indices(trunk.table.pages, end, self.cache.page_size)[start:])
                 trunk.n_computed = end
         if sources:
             own = self.attention.own[:, sources, : found.n_own].flatten(1, 2)
@@ -309,7 +315,7 @@ class ModelDrafter:
     def warm(self, size: int, planner: Planner | None) -> None:
         """Nothing to get ready: what is computed is decided as it comes."""
 
-    def _extend(self, rows: Sequence[Row], ahead: Sequence[Sequence[int]], names: Sequence[int] | None) -> Guess:
+    def _extend(self, rows: Sequence[DraftRow], ahead: Sequence[Sequence[int]], names: Sequence[int] | None) -> Ranking:
         """Compute what is left of text and speculation of each row; the guess after the end of each."""
         segments, places, at = [], [], []
         for row, tokens in zip(rows, ahead, strict=True):
@@ -329,26 +335,26 @@ class ModelDrafter:
         self.candidates[slots, js, :width], self.scores[slots, js, :width] = guess.candidates, guess.scores
         last = torch.tensor(counts).cumsum(0).sub(1).to(guess.token.device)
         q = None if guess.q is None else guess.q[last]
-        return Guess(guess.token[last], guess.candidates[last], guess.scores[last], q)
+        return Ranking(guess.token[last], guess.candidates[last], guess.scores[last], q)
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
-        return self._runner.forward(flatten(segments, self.cache.page_size, self._model.device))
+        return self._runner.forward(make_step(segments, self.cache.page_size, self._model.device))
 
-    def ready(self, rows: Sequence[Row]) -> list[Row]:
+    def ready(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
         """Those that are near and have room."""
         return [row for row in rows if self.is_near(row) and self.reserve(row)]
 
-    def is_near(self, row: Row) -> bool:
+    def is_near(self, row: DraftRow) -> bool:
         """Whether so little is left to compute that it can be done in passing."""
         trunk = self.trunks.get(row.slot)
         return trunk is not None and len(row.text) - trunk.n_computed <= 2 * (self._lookahead + 1)
 
-    def reserve(self, row: Row) -> bool:
+    def reserve(self, row: DraftRow) -> bool:
         """Make room for the text and whatever is speculated after it, if there is any."""
         n_tokens = len(row.text) + 2 * (self._lookahead + 1)
         return n_tokens <= self.longest and self.pool.reserve(self.trunks[row.slot].table, n_tokens)
 
-    def _sure(self, row: Row, tokens: Sequence[int]) -> int:
+    def _sure(self, row: DraftRow, tokens: Sequence[int]) -> int:
         """How many tokens to speculate: up to the first the draft is unsure of, but one at least."""
         if self._cut <= 0 or len(tokens) <= 1:
             return len(tokens)

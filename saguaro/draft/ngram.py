@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from saguaro.draft.rows import Proposal, Row
+from saguaro.draft.rows import DraftRow, Proposal
 from saguaro.types import NGRAM
 
 
@@ -27,14 +27,14 @@ class Ngram:
 
     def __init__(self, longest: int = 4, shortest: int = 2) -> None:
         self._longest, self._shortest = longest, shortest
-        self._indexes: WeakKeyDictionary[Row, _Index] = WeakKeyDictionary()
+        self._indexes: WeakKeyDictionary[DraftRow, _Index] = WeakKeyDictionary()
 
-    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+    def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
         """What followed each row's ending before; nothing where it is new.
 
-        >>> from saguaro.draft.rows import Rows
+        >>> from saguaro.draft.rows import DraftRows
         >>> from saguaro.types import Joined
-        >>> seen = Rows().admit([Joined(0, [5, 6, 7, 8, 9, 5, 6]), Joined(1, [1, 2, 3])])
+        >>> seen = DraftRows().admit([Joined(0, [5, 6, 7, 8, 9, 5, 6]), Joined(1, [1, 2, 3])])
         >>> Ngram().propose(seen, lookahead=3).tokens
         [[7, 8, 9], []]
         """

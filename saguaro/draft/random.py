@@ -6,7 +6,7 @@ They are chosen without looking at any distribution, so under rejection their q 
 from collections.abc import Sequence
 from random import Random
 
-from saguaro.draft.rows import Proposal, Row
+from saguaro.draft.rows import DraftRow, Proposal
 from saguaro.types import RANDOM
 
 
@@ -18,7 +18,7 @@ class RandomTokens:
     def __init__(self, n_vocab: int, seed: int = 0) -> None:
         self._n_vocab, self._chance = n_vocab, Random(seed)
 
-    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+    def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
         """`lookahead` tokens each.
 
         >>> [len(tokens) for tokens in RandomTokens(100).propose([None, None], 3).tokens]

@@ -13,7 +13,7 @@ from saguaro.types import CACHE, EMPTY, Joined, Outcome, Speculation
 
 
 @dataclass(eq=False)
-class Row:
+class DraftRow:
     """A text, and the speculation after it that is in flight: proposed, and not decided yet."""
 
     slot: int
@@ -37,8 +37,10 @@ class Row:
         self.speculation, self.source, self.q = list(tokens), source if tokens else EMPTY, q
 
 
-Wanted = tuple[Row, int]  # a row, and how many tokens it has room for
-GoesOn = Callable[[Sequence[tuple[Row, float]]], bool]  # told each row's token by its lead: whether to draft another
+Wanted = tuple[DraftRow, int]  # a row, and how many tokens it has room for
+GoesOn = Callable[
+    [Sequence[tuple[DraftRow, float]]], bool
+]  # told each row's token by its lead: whether to draft another
 
 
 @dataclass(frozen=True)
@@ -54,25 +56,25 @@ class Proposer(Protocol):
 
     source: int  # of SOURCES
 
-    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+    def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
         """Up to `lookahead` tokens after each row's text."""
 
 
-class Rows:
+class DraftRows:
     """The rows in use, by slot."""
 
     def __init__(self, start: Start | None = None) -> None:
         self._start = start  # of grammars; without it, rows are drafted as if they had none
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, DraftRow] = {}
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[DraftRow]:
         return iter(self._rows.values())
 
-    def get(self, slot: int) -> Row | None:
+    def get(self, slot: int) -> DraftRow | None:
         """The row of a slot; None for one that was never introduced."""
         return self._rows.get(slot)
 
-    def admit(self, joined: Sequence[Joined]) -> list[Row]:
+    def admit(self, joined: Sequence[Joined]) -> list[DraftRow]:
         """Learn these rows."""
         for one in joined:
             assert one.slot not in self._rows, f"slot {one.slot} was admitted twice"
@@ -80,7 +82,7 @@ class Rows:
             request.tokens = list(one.tokens)
             if one.params.structured is not None and self._start is not None:
                 request.grammar = Guide(self._start(one.params.structured))
-            self._rows[one.slot] = Row(one.slot, request)
+            self._rows[one.slot] = DraftRow(one.slot, request)
         return [self._rows[one.slot] for one in joined]
 
     def retire(self, slots: Sequence[int]) -> None:

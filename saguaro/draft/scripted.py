@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from saguaro.draft.rows import Proposal, Row
+from saguaro.draft.rows import DraftRow, Proposal
 from saguaro.types import SCRIPT
 
 Script = Callable[[Sequence[int], int], Sequence[int]]  # (text so far, lookahead) -> tokens to propose
@@ -16,6 +16,6 @@ class Scripted:
     def __init__(self, script: Script) -> None:
         self._script = script
 
-    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+    def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
         """What the script says, row by row."""
         return Proposal([list(self._script(row.text, lookahead))[:lookahead] for row in rows])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from saguaro.config import DraftConfig, EngineConfig, format_bytes
-from saguaro.device.affinity import Placement, split_cores, usable_cores
+from saguaro.device.affinity import Affinity, split_cores, usable_cores
 from saguaro.device.graphs import BUCKETS, bucket
 from saguaro.draft.load import load_draft
 from saguaro.engine.preparation import Preparation, choose_preparation
@@ -24,7 +24,7 @@ from saguaro.kernels.ready import fastest
 from saguaro.kv.memory import KVCache, KVPlan, plan_kv
 from saguaro.kv.pages import PagePool
 from saguaro.link.inline import Inline
-from saguaro.link.null import Silent
+from saguaro.link.null import NullLink
 from saguaro.link.process import Process
 from saguaro.method import Method, find_method
 from saguaro.methods import draft_side
@@ -36,11 +36,11 @@ from saguaro.model.transformer import Transformer
 from saguaro.round import Round
 from saguaro.runner.runner import make_runner
 from saguaro.target.graphed import GraphVerifier
-from saguaro.target.pace import Patience
-from saguaro.target.placed import Placed
+from saguaro.target.pinned import PinnedVerifier
 from saguaro.target.rules import Rejection, SharedNoise
 from saguaro.target.sampler import Sampler
 from saguaro.target.scheduler import Scheduler
+from saguaro.target.step_cost import LatencyBudget
 from saguaro.target.verifier import EagerVerifier, Verifier
 from saguaro.types import DraftLink, Progress
 
@@ -189,7 +189,7 @@ class Assembly:
 
     def _link(self, kv: KVPlan, draft: Transformer | None) -> DraftLink:
         if not self.method.drafts:
-            return Silent()
+            return NullLink()
         config = self._draft_config(kv.n_tokens)
         config = replace(config, prepare=self._preparation().when)
         if not uses_process(self.config, self.method, config.device):
@@ -222,10 +222,10 @@ class Assembly:
         ours, _ = split_cores(cores, self.config.draft_threads)
         if self.method.planner == "nothing":  # the draft rests while the target works
             ours = frozenset(cores)
-        return Placed(
+        return PinnedVerifier(
             verifier,
-            beside=Placement(ours, threads or len(ours)),
-            everywhere=Placement(frozenset(cores), threads or len(cores)),
+            beside=Affinity(ours, threads or len(ours)),
+            everywhere=Affinity(frozenset(cores), threads or len(cores)),
         )
 
     def _warm(self, verifier: Verifier, link: DraftLink, progress: Progress) -> None:
@@ -270,11 +270,11 @@ class Assembly:
             dtype=str(dtype).removeprefix("torch."),
         )
 
-    def _patience(self) -> Patience:
+    def _patience(self) -> LatencyBudget:
         """How long prompts may keep decoding rows waiting."""
         if self.config.max_inter_token_ms is not None:
-            return Patience(self.config.max_inter_token_ms / 1e3)
-        return Patience(INTER_TOKEN_S[self.target.model.device.type], n_rounds=INTER_TOKEN_ROUNDS)
+            return LatencyBudget(self.config.max_inter_token_ms / 1e3)
+        return LatencyBudget(INTER_TOKEN_S[self.target.model.device.type], n_rounds=INTER_TOKEN_ROUNDS)
 
     def _draft_name(self) -> str | None:
         """Where the draft lies; drop: is no place, and one that was given needs none."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saguaro.kernels.native import at, library
-from saguaro.model.transformer import Place, Stream, Turn
+from saguaro.model.transformer import KVWrite, QKNormRope, Residual
 
 UNIT = 32  # inputs are read so many at a time
 PANEL = 16  # outputs are computed so many at a time
@@ -72,17 +72,19 @@ class CPUProducts:
     def __init__(self, kind: type[CPUWeight]) -> None:
         self._rows, self._library = kind.rows, library()
 
-    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Stream:
+    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Residual:
         """See Products."""
         x = x.contiguous()
-        return Stream(x, prepared(x, self._rows(*x.shape), norm, eps))
+        return Residual(x, prepared(x, self._rows(*x.shape), norm, eps))
 
-    def read(self, stream: Stream, weight: CPUWeight, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    def read(self, stream: Residual, weight: CPUWeight, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
         """See Products."""
         assert out_dtype == torch.float32, out_dtype
         return multiply(stream.read, weight, bias)
 
-    def read_heads(self, stream: Stream, weight: CPUWeight, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
+    def read_heads(
+        self, stream: Residual, weight: CPUWeight, bias: Tensor | None, turn: QKNormRope, place: KVWrite
+    ) -> Tensor:
         """See Products."""
         rows, (_, n_stored, d), n_q = stream.read, place.memory.shape, turn.n_heads
         assert rows.width == weight.width, (rows.width, weight.width)
@@ -94,7 +96,7 @@ class CPUProducts:
         )  # fmt: skip
         return heads.narrow(1, 0, n_q)
 
-    def read_gated(self, stream: Stream, weight: CPUWeight, bias: Tensor | None) -> Tensor:
+    def read_gated(self, stream: Residual, weight: CPUWeight, bias: Tensor | None) -> Tensor:
         """See Products."""
         rows = stream.read
         assert rows.width == weight.width, (rows.width, weight.width)
@@ -105,8 +107,8 @@ class CPUProducts:
         return gated
 
     def write(
-        self, stream: Stream, y: Tensor, weight: CPUWeight, bias: Tensor | None, norm: Tensor, eps: float
-    ) -> Stream:
+        self, stream: Residual, y: Tensor, weight: CPUWeight, bias: Tensor | None, norm: Tensor, eps: float
+    ) -> Residual:
         """See Products."""
         (n_rows, n_in), n_out, y = y.shape, weight.n_out, y.contiguous()
         assert wide(n_in) == weight.width, (n_in, weight.width)
@@ -115,7 +117,7 @@ class CPUProducts:
             weight.address, at(y), n_rows, at(bias), at(stream.x), at(norm), eps, mixed(n_out), rows.width,
             x.data_ptr(), rows.at, rows.scales_at,
         )  # fmt: skip
-        return Stream(x, rows)
+        return Residual(x, rows)
 
 
 class Int8Weight:

@@ -30,7 +30,7 @@ from torch import Tensor
 from saguaro.kernels import launch, rotary, short
 from saguaro.kernels.launch import follow, let_next_start, wait_for_previous
 from saguaro.kernels.short import Short
-from saguaro.model.transformer import TORCH, Place, Stream, Turn
+from saguaro.model.transformer import TORCH, KVWrite, QKNormRope, Residual
 
 MAX_ROWS = 64  # above it torch takes over: many rows are bound by arithmetic
 LEAST_ROWS = 16  # the narrowest right operand
@@ -100,7 +100,7 @@ class TritonProducts:
         self._arrived = torch.zeros(N_COUNTERS, dtype=torch.int32, device=device)  # zero before and after each call
         self._choose = choose
 
-    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Stream:
+    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Residual:
         """See Products."""
         if len(x) > MAX_ROWS:
             return TORCH.begin(x, norm, eps)
@@ -113,15 +113,17 @@ class TritonProducts:
             x, norm, scaled, squares, n, x.stride(0), BLOCK=triton.next_power_of_2(n),
             num_warps=BEGIN_WARPS, enable_fp_fusion=False, **launch.early(x.device),
         )  # fmt: skip
-        return Stream(x, Scaled(scaled, squares, eps))
+        return Residual(x, Scaled(scaled, squares, eps))
 
-    def read(self, stream: Stream, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    def read(self, stream: Residual, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
         """See Products: sums are float32 until the end."""
         if len(stream.x) > MAX_ROWS:
             return TORCH.read(stream, weight, bias, out_dtype)
         return self._read(stream.read, weight, bias, out_dtype, is_gated=False)
 
-    def read_heads(self, stream: Stream, weight: Tensor, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
+    def read_heads(
+        self, stream: Residual, weight: Tensor, bias: Tensor | None, turn: QKNormRope, place: KVWrite
+    ) -> Tensor:
         """See Products: with a small weight and without norms of heads, all in one; the same bits as in two."""
         n_rows, d = len(stream.x), place.memory.shape[2]
         chosen = self._choose(weight.shape[0], weight.shape[1], weight.dtype)
@@ -133,13 +135,15 @@ class TritonProducts:
         norms = (turn.q_norm, turn.k_norm, turn.eps)
         return rotary.turn_and_store(heads, *norms, turn.cos, turn.sin, place.memory, place.slots)
 
-    def read_gated(self, stream: Stream, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def read_gated(self, stream: Residual, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Products: gate and up are float32."""
         if len(stream.x) > MAX_ROWS:
             return TORCH.read_gated(stream, weight, bias)
         return self._read(stream.read, weight, bias, stream.x.dtype, is_gated=True)
 
-    def write(self, stream: Stream, y: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float) -> Stream:
+    def write(
+        self, stream: Residual, y: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float
+    ) -> Residual:
         """See Products: the sum is rounded once, and what its reader sees is computed from the rounded."""
         x = stream.x
         if len(x) > MAX_ROWS:
@@ -152,7 +156,7 @@ class TritonProducts:
         assert norm.shape == (n_out,), (norm.shape, n_out)
         if isinstance(chosen, Short):
             new, scaled, squares = short.write(x, y, weight, bias, norm, chosen)
-            return Stream(new, Scaled(scaled, squares, eps))
+            return Residual(new, Scaled(scaled, squares, eps))
         cut = _Cut.of(chosen, len(y), n_in, n_out)
         out, scaled = (torch.empty(len(x), n_out, dtype=x.dtype, device=x.device) for _ in range(2))
         squares = torch.empty(len(x), cut.n_tiles, dtype=torch.float32, device=x.device)
@@ -161,7 +165,7 @@ class TritonProducts:
             self._arrived, *y.shape, n_out, cut.per_split, y.stride(0), weight.stride(1), x.stride(0),
             FOLDS=_log2(cut.config.block_n), HAS_BIAS=bias is not None, **cut.keywords(y),
         )  # fmt: skip
-        return Stream(out, Scaled(scaled, squares, eps))
+        return Residual(out, Scaled(scaled, squares, eps))
 
     def _read(
         self, read: Scaled, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype, is_gated: bool

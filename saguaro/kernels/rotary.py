@@ -16,7 +16,7 @@ from torch import Tensor
 
 from saguaro.kernels import launch
 from saguaro.kernels.launch import follow
-from saguaro.model.transformer import Place, Stream, TorchProducts, Turn
+from saguaro.model.transformer import KVWrite, QKNormRope, Residual, TorchProducts
 
 GROUP = 8  # heads of one program
 N_WARPS = 4
@@ -78,7 +78,9 @@ def turn_and_store_plain(
 class PlainProducts(TorchProducts):
     """By torch, for steps with tokens that have no place: the twin of TritonProducts."""
 
-    def read_heads(self, stream: Stream, weight: Tensor, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
+    def read_heads(
+        self, stream: Residual, weight: Tensor, bias: Tensor | None, turn: QKNormRope, place: KVWrite
+    ) -> Tensor:
         """See Products."""
         heads = self.read(stream, weight, bias, stream.x.dtype).view(len(stream.x), -1, place.memory.shape[2])
         norms = (turn.q_norm, turn.k_norm, turn.eps)

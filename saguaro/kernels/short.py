@@ -29,7 +29,7 @@ from torch import Tensor
 
 from saguaro.kernels import launch
 from saguaro.kernels.launch import let_next_start, wait_for_previous
-from saguaro.model.transformer import Place, Turn
+from saguaro.model.transformer import KVWrite, QKNormRope
 
 BLOCK_N = 16  # rows of [out, in] memory per program, the narrowest left operand; gate and up rows together
 ROW_TILE = 8  # rows at a time: the narrowest right operand
@@ -105,8 +105,8 @@ def read_heads(
     weight: Tensor,
     bias: Tensor | None,
     cut: Short,
-    turn: Turn,
-    place: Place,
+    turn: QKNormRope,
+    place: KVWrite,
 ) -> Tensor:  # [T, H, d]
     """See saguaro.model.transformer.Products. What is turned was rounded, as if it had been stored in between."""
     (n_stored, d), n_parts = place.memory.shape[1:], squares.shape[1]

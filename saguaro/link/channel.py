@@ -17,8 +17,8 @@ from saguaro.link.frame import (
     HEADER_SIZE,
     Array,
     Header,
-    Kind,
     Message,
+    MessageKind,
     WireError,
     frame,
     read_header,
@@ -73,7 +73,7 @@ class Channel:
         """Whether a message has begun to come in."""
         return self._reading.header is not None or self._reading.n > 0
 
-    def post(self, kind: Kind, sequence: int, parts: Sequence[memoryview]) -> None:
+    def post(self, kind: MessageKind, sequence: int, parts: Sequence[memoryview]) -> None:
         """Make this the message to be sent; the one before must be gone."""
         assert not self._writing.parts, "a message was posted before the last one was sent"
         framed = frame(kind, sequence, parts)

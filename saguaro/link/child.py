@@ -18,8 +18,8 @@ from typing import IO
 
 from saguaro.config import DraftConfig
 from saguaro.link.channel import Channel
-from saguaro.link.frame import Kind
-from saguaro.link.wire import Limits, encode_settings
+from saguaro.link.frame import MessageKind
+from saguaro.link.wire import WireLimits, encode_settings
 
 now = time.monotonic
 
@@ -46,8 +46,8 @@ class Child:
         self._kill_at: float | None = None
         self._reason: str | None = None
         self.ready_at = self.answered_at = 0.0
-        self.channel = Channel(link[0], Limits.of(config).n_reply)
-        self.channel.post(Kind.SETTINGS, 1, encode_settings(config))
+        self.channel = Channel(link[0], WireLimits.of(config).n_reply)
+        self.channel.post(MessageKind.SETTINGS, 1, encode_settings(config))
 
     @property
     def pid(self) -> int:

@@ -30,7 +30,7 @@ class WireError(Exception):
     """Bytes that are no message, or a message that cannot be; the link takes its sender for dead."""
 
 
-class Kind(enum.IntEnum):
+class MessageKind(enum.IntEnum):
     """What a message is."""
 
     SETTINGS = 1
@@ -43,7 +43,7 @@ class Kind(enum.IntEnum):
 class Header(NamedTuple):
     """What is known of a message before its body is there."""
 
-    kind: Kind
+    kind: MessageKind
     sequence: int
     n_body: int
     checksum: int
@@ -52,12 +52,12 @@ class Header(NamedTuple):
 class Message(NamedTuple):
     """A header's facts and the body; the body belongs to whoever got it."""
 
-    kind: Kind
+    kind: MessageKind
     sequence: int
     body: Array  # [n] uint8
 
 
-def frame(kind: Kind, sequence: int, parts: Sequence[memoryview]) -> list[memoryview]:
+def frame(kind: MessageKind, sequence: int, parts: Sequence[memoryview]) -> list[memoryview]:
     """A message as pieces to be sent one after the other; large ones are not copied."""
     n_body = sum(part.nbytes for part in parts)
     head = _HEADER.pack(MAGIC, VERSION, kind, sequence, n_body, _checksum(parts))
@@ -73,11 +73,11 @@ def read_header(data: memoryview | bytes, limit: int) -> Header:
         raise WireError(f"a message of version {version}; this end speaks version {VERSION}")
     if zlib.crc32(data[: _HEADER.size]) != _CHECKSUM.unpack_from(data, _HEADER.size)[0]:
         raise WireError("a header was damaged on its way")
-    if kind not in tuple(Kind):
-        raise WireError(f"a message of kind {kind}; the last known is {max(Kind)}")
+    if kind not in tuple(MessageKind):
+        raise WireError(f"a message of kind {kind}; the last known is {max(MessageKind)}")
     if n_body > limit:
         raise WireError(f"a body of {n_body} bytes, where at most {limit} can be meant")
-    return Header(Kind(kind), sequence, n_body, checksum)
+    return Header(MessageKind(kind), sequence, n_body, checksum)
 
 
 def read_message(header: Header, body: Array) -> Message:

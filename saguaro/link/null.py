@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from saguaro.types import Joined, Outcome, Speculation
 
 
-class Silent:
+class NullLink:
     """Says nothing, so the target decodes autoregressively."""
 
     def is_fresh(self) -> bool:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from saguaro.config import DraftConfig
 from saguaro.errors import DraftError
 from saguaro.link.child import GRACE, Child
-from saguaro.link.frame import Kind, Message, WireError
-from saguaro.link.wire import Limits, Turn, decode_reply, decode_text, encode_turn
+from saguaro.link.frame import Message, MessageKind, WireError
+from saguaro.link.wire import DraftRequest, WireLimits, decode_reply, decode_text, encode_request
 from saguaro.types import Joined, Outcome, Speculation
 
 now = time.monotonic
@@ -28,7 +28,7 @@ WORKER = (sys.executable, "-P", "-m", "saguaro.link.worker")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class Timeouts:
     """How long a draft is waited for; all in seconds."""
 
     behind: float = 20.0
@@ -43,7 +43,7 @@ class Patience:
     """Longest wait in a round for the rest of a late reply that is on its way."""
 
 
-PATIENCE = Patience()
+PATIENCE = Timeouts()
 
 
 class Process:
@@ -57,13 +57,13 @@ class Process:
         cores: Sequence[int] | None,
         timeout: float,
         worker: Sequence[str] = WORKER,
-        patience: Patience = PATIENCE,
+        patience: Timeouts = PATIENCE,
     ) -> None:
         """Start the draft, and return at once; it gets these cores (None: any) and threads."""
         self.n_starts = self.n_deaths = self.n_late = 0
         self.failure: str | None = None  # why the last draft died, until the next is ready
         self.timeout = timeout  # seconds
-        self._config, self._limits, self.patience = config, Limits.of(config), patience
+        self._config, self._limits, self.patience = config, WireLimits.of(config), patience
         self._command, self._threads, self._cores = worker, threads, cores
         self._child: Child | None = None
         self._is_closed = self._is_in_step = self._is_afresh = False
@@ -130,7 +130,7 @@ class Process:
         asked = [slot for slot, n in zip(slots, room, strict=True) if n]
         if not self._known.issuperset(asked):  # an interrupt came between is_fresh and the introduction
             return Speculation.empty(len(slots))
-        turn = Turn(self._is_afresh, self._left, tuple(self._joined.values()), outcome, slots, room)
+        turn = DraftRequest(self._is_afresh, self._left, tuple(self._joined.values()), outcome, slots, room)
         spec = self._ask(child, turn)
         if spec is None:
             return Speculation.empty(len(slots))
@@ -148,11 +148,11 @@ class Process:
         if child is not None:
             child.close()
 
-    def _ask(self, child: Child, turn: Turn) -> Speculation | None:
+    def _ask(self, child: Child, turn: DraftRequest) -> Speculation | None:
         """One turn and its answer; None: late or dead."""
         channel, deadline = child.channel, now() + self.timeout
         try:
-            channel.post(Kind.TURN, channel.posted + 1, encode_turn(turn))
+            channel.post(MessageKind.TURN, channel.posted + 1, encode_request(turn))
             while (message := channel.exchange()) is None:
                 if not channel.wait(deadline):
                     self.n_late += 1
@@ -229,9 +229,9 @@ class Process:
 
 def _check(message: Message, posted: int) -> None:
     """The answer to the last message posted: ready to the first, a reply to the others."""
-    if message.kind is Kind.FAILED:
+    if message.kind is MessageKind.FAILED:
         raise DraftError(decode_text(message.body))
-    wanted = Kind.READY if posted == 1 else Kind.REPLY
+    wanted = MessageKind.READY if posted == 1 else MessageKind.REPLY
     if (message.kind, message.sequence) != (wanted, posted):
         given = f"a {message.kind.name} numbered {message.sequence}"
         raise WireError(f"it sent {given} where a {wanted.name} numbered {posted} was due")

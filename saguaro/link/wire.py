@@ -32,7 +32,7 @@ _Q = {0: None, 4: np.dtype("<f4"), 8: np.dtype("<f8")}  # by the number that sta
 
 
 @dataclass(frozen=True)
-class Limits:
+class WireLimits:
     """What numbers in a message may be."""
 
     n_vocab: int
@@ -41,9 +41,9 @@ class Limits:
     max_rows: int
 
     @staticmethod
-    def of(config: DraftConfig) -> "Limits":
+    def of(config: DraftConfig) -> "WireLimits":
         """Those of a draft."""
-        return Limits(config.n_vocab, config.n_text, config.lookahead, config.max_rows)
+        return WireLimits(config.n_vocab, config.n_text, config.lookahead, config.max_rows)
 
     @property
     def n_turn(self) -> int:
@@ -57,7 +57,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Turn:
+class DraftRequest:
     """What the target says: who left, who joined, what was decided, and for whom it wants a speculation."""
 
     is_afresh: bool = False  # whatever was known before is to be forgotten
@@ -96,7 +96,7 @@ def decode_settings(body: Array) -> DraftConfig:
     return config
 
 
-def encode_turn(turn: Turn) -> list[memoryview]:
+def encode_request(turn: DraftRequest) -> list[memoryview]:
     """A turn's body: counts, left, rows, their texts and biases, outcome, slots, room, the words of grammars."""
     rows = np.empty(len(turn.joined), _ROW)
     texts: list[int] = []
@@ -120,7 +120,7 @@ def encode_turn(turn: Turn) -> list[memoryview]:
     return [memoryview(b"".join([*(array.tobytes() for array in arrays), *words]))]
 
 
-def decode_turn(body: Array, limits: Limits) -> Turn:
+def decode_request(body: Array, limits: WireLimits) -> DraftRequest:
     """A turn in which every number is one that a target with these limits can say."""
     reader = _Reader(body)
     counts = reader.ints(7, "counts", 0, limits.max_rows * MAX_TEXT)
@@ -145,7 +145,7 @@ def decode_turn(body: Array, limits: Limits) -> Turn:
     joined = _joined(rows, texts.tolist(), biased.tolist(), biases.tolist(), wishes, limits)
     tensor = torch.from_numpy
     outcome = Outcome(tensor(slots), tensor(length), tensor(n_accepted), tensor(bonus))
-    return Turn(bool(afresh), left.tolist(), joined, outcome, asked.tolist(), room.tolist())
+    return DraftRequest(bool(afresh), left.tolist(), joined, outcome, asked.tolist(), room.tolist())
 
 
 def encode_reply(spec: Speculation) -> list[memoryview]:
@@ -162,7 +162,7 @@ def encode_reply(spec: Speculation) -> list[memoryview]:
     return parts if q is None else [*parts, q.reshape(-1).view(np.uint8).data]
 
 
-def decode_reply(body: Array, n_asked: int, limits: Limits) -> Speculation:
+def decode_reply(body: Array, n_asked: int, limits: WireLimits) -> Speculation:
     """A speculation for as many rows as were asked for; it shares the body's memory."""
     reader = _Reader(body)
     n_rows, n_nodes, q_kind, is_timed, is_prepared = reader.ints(5, "counts", 0, 2**31).tolist()
@@ -239,7 +239,7 @@ def _joined(
     biased: list[int],
     biases: list[float],
     wishes: list[Structured | None],
-    limits: Limits,
+    limits: WireLimits,
 ) -> list[Joined]:
     """The rows that joined, each with its share of the texts and biases, and its grammar."""
     out: list[Joined] = []

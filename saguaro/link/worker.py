@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 if TYPE_CHECKING:
     from saguaro.config import DraftConfig
     from saguaro.link.channel import Channel
-    from saguaro.link.frame import Kind, Message
-    from saguaro.link.wire import Turn
+    from saguaro.link.frame import Message
     from saguaro.types import Joined, Outcome, Speculation
 
 
@@ -62,7 +61,7 @@ def serve(link: socket.socket, build_side: "Callable[[DraftConfig], Side]") -> i
     """Build the draft's side and answer turns until the other end closes; the exit status."""
     from saguaro.errors import SaguaroError
     from saguaro.link.channel import Channel
-    from saguaro.link.frame import Kind, WireError
+    from saguaro.link.frame import MessageKind, WireError
     from saguaro.link.wire import MAX_WORDS, encode_text
 
     channel = Channel(link, MAX_WORDS)
@@ -76,31 +75,31 @@ def serve(link: socket.socket, build_side: "Callable[[DraftConfig], Side]") -> i
     except Exception as e:
         traceback.print_exc()  # the link shows it if the message does not get through
         text = str(e) if isinstance(e, SaguaroError) else f"{type(e).__name__}: {e}"
-        _send(channel, Kind.FAILED, encode_text(text))
+        _send(channel, MessageKind.FAILED, encode_text(text))
         return 1
     raise AssertionError("turns ended by themselves")
 
 
 def _answer(channel: "Channel", build_side: "Callable[[DraftConfig], Side]") -> None:
     """Settings first, then turns for ever: respond, and prepare while the target verifies."""
-    from saguaro.link.frame import Kind
-    from saguaro.link.wire import Limits, decode_settings, decode_turn, encode_reply
+    from saguaro.link.frame import MessageKind
+    from saguaro.link.wire import WireLimits, decode_request, decode_settings, encode_reply
 
-    config = decode_settings(_next(channel, Kind.SETTINGS).body)
-    limits = Limits.of(config)
+    config = decode_settings(_next(channel, MessageKind.SETTINGS).body)
+    limits = WireLimits.of(config)
     side = build_side(config)
     channel.limit = limits.n_turn
-    _send(channel, Kind.READY, [])
+    _send(channel, MessageKind.READY, [])
     known: set[int] = set()
     while True:
-        turn = decode_turn(_next(channel, Kind.TURN).body, limits)
+        turn = decode_request(_next(channel, MessageKind.TURN).body, limits)
         _introduce(side, turn, known)
         spec = side.respond(turn.outcome, turn.slots, turn.room)
-        _send(channel, Kind.REPLY, encode_reply(spec))
+        _send(channel, MessageKind.REPLY, encode_reply(spec))
         side.prepare(channel.has_news)
 
 
-def _introduce(side: Side, turn: "Turn", known: set[int]) -> None:
+def _introduce(side: Side, turn: "DraftRequest", known: set[int]) -> None:
     """Who left and who joined; whoever joins in place of another makes it leave."""
     joining = {row.slot for row in turn.joined}
     leaving = (known if turn.is_afresh else known & joining) | set(turn.left)
@@ -110,7 +109,7 @@ def _introduce(side: Side, turn: "Turn", known: set[int]) -> None:
     known |= joining
 
 
-def _next(channel: "Channel", kind: "Kind") -> "Message":
+def _next(channel: "Channel", kind: "MessageKind") -> "Message":
     """Wait for the next message, which is of this kind and in order."""
     from saguaro.link.frame import WireError
 
@@ -123,7 +122,7 @@ def _next(channel: "Channel", kind: "Kind") -> "Message":
     return message
 
 
-def _send(channel: "Channel", kind: "Kind", parts: Sequence[memoryview]) -> None:
+def _send(channel: "Channel", kind: "MessageKind", parts: Sequence[memoryview]) -> None:
     """Answer the last message."""
     channel.post(kind, channel.received, parts)
     while not channel.flush():

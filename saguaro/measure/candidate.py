@@ -9,7 +9,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from saguaro.device.affinity import Placement, usable_cores
+from saguaro.device.affinity import Affinity, usable_cores
 from saguaro.errors import ConfigError
 from saguaro.llm import LLM
 from saguaro.measure.metrics import Summary
@@ -18,7 +18,7 @@ P = ParamSpec("P")
 
 
 @dataclass
-class Entrant:
+class Candidate:
     """One method and what it has shown so far."""
 
     name: str  # of a method, perhaps with :K and :M, or of a peer; perhaps with @ and the cores it runs on
@@ -53,7 +53,7 @@ class Entrant:
         return self.n_tokens / self.seconds if self.seconds else 0.0
 
 
-def results(entrants: Sequence[Entrant]) -> list[dict[str, Any]]:
+def results(entrants: Sequence[Candidate]) -> list[dict[str, Any]]:
     """What each entrant has shown, for tables and JSON; null is what does not apply to it. The first is an ar."""
     sd = next((entrant for entrant in entrants if method_of(entrant.name) == "sd"), None)
     return [_result(entrant, entrants[0], sd) for entrant in entrants]
@@ -97,13 +97,13 @@ def cores_of(name: str) -> int | None:
     return int(n)
 
 
-def placement(name: str) -> Placement:
+def placement(name: str) -> Affinity:
     """The cores and threads of an entrant."""
     n = cores_of(name)
-    return Placement() if n is None else Placement(frozenset(usable_cores()[:n]), n)
+    return Affinity() if n is None else Affinity(frozenset(usable_cores()[:n]), n)
 
 
-def first_difference(entrant: Entrant, ar: Entrant) -> tuple[int, int] | None:
+def first_difference(entrant: Candidate, ar: Candidate) -> tuple[int, int] | None:
     """The first prompt and place in its output where an entrant differs from ar."""
     for prompt, (own, other) in enumerate(zip(entrant.outputs, ar.outputs, strict=True)):
         if own != other:
@@ -112,7 +112,7 @@ def first_difference(entrant: Entrant, ar: Entrant) -> tuple[int, int] | None:
     return None
 
 
-def verdict(entrants: Sequence[Entrant]) -> int:
+def verdict(entrants: Sequence[Candidate]) -> int:
     """Say whether all gave the tokens of ar; the exit status: 1 if one of ours did not though it must."""
     ar, status = entrants[0], 0
     for entrant in entrants:
@@ -136,7 +136,7 @@ def verdict(entrants: Sequence[Entrant]) -> int:
 _NEAR_TIES = "; below float32 near ties can fall either way: compare with --dtype float32"
 
 
-def _result(entrant: Entrant, ar: Entrant, sd: Entrant | None) -> dict[str, Any]:
+def _result(entrant: Candidate, ar: Candidate, sd: Candidate | None) -> dict[str, Any]:
     summary = entrant.summary
     return {
         "method": entrant.name,

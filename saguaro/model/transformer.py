@@ -18,7 +18,7 @@ from saguaro.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)
-class Turn:
+class QKNormRope:
     """How a layer's projected heads become queries, keys and values: norms of their own, then rotation by position."""
 
     n_heads: int  # H
@@ -26,7 +26,7 @@ class Turn:
     k_norm: Tensor | None  # [d]
     eps: float
     cos: Tensor  # [T, 1, d]
-    sin: Tensor  # [T, 1, d]: negative on the first half, see rotate_
+    sin: Tensor  # [T, 1, d]: negative on the first half, see apply_rope_
 
     def __call__(self, heads: Tensor) -> tuple[Tensor, Tensor]:
         """heads [T, H + 2 * H_kv, d], changed in place -> q [T, H, d], and keys, then values [T, 2 * H_kv, d]."""
@@ -35,12 +35,12 @@ class Turn:
         if self.q_norm is not None and self.k_norm is not None:
             heads[:, :n_q] = F.rms_norm(heads[:, :n_q], heads.shape[-1:], self.q_norm, self.eps)
             heads[:, n_q:n_qk] = F.rms_norm(heads[:, n_q:n_qk], heads.shape[-1:], self.k_norm, self.eps)
-        rotate_(heads[:, :n_qk], self.cos, self.sin)
+        apply_rope_(heads[:, :n_qk], self.cos, self.sin)
         return heads[:, :n_q], heads[:, n_q:]
 
 
 @dataclass(frozen=True)
-class Place:
+class KVWrite:
     """Where a step's keys and values go."""
 
     memory: Tensor  # [slots, 2 * H_kv, d]: a token's keys, then its values
@@ -50,7 +50,7 @@ class Place:
 class Attention(Protocol):
     """Attends the step's queries to everything they may see, the step's own keys included."""
 
-    def place(self, layer: int) -> Place:
+    def place(self, layer: int) -> KVWrite:
         """Where the step's keys and values go."""
 
     def run(self, layer: int, q: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Attention(Protocol):
 
 
 @dataclass(frozen=True)
-class Stream:
+class Residual:
     """The residual stream, and what its next reader makes of it."""
 
     x: Tensor  # [T, D]
@@ -74,46 +74,54 @@ class Products(Protocol):
     Whoever writes the stream knows the norm through which it is read next: so the norm can be computed on the way.
     """
 
-    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Stream:
+    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Residual:
         """The stream x [T, D], to be read through this norm [D]."""
 
-    def read(self, stream: Stream, weight: Weight, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    def read(self, stream: Residual, weight: Weight, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
         """norm(x) @ W + bias: -> [T, out]."""
 
-    def read_heads(self, stream: Stream, weight: Weight, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
+    def read_heads(
+        self, stream: Residual, weight: Weight, bias: Tensor | None, turn: QKNormRope, place: KVWrite
+    ) -> Tensor:
         """norm(x) @ W + bias as heads, turned: the queries [T, H, d]; keys and values go to their place."""
 
-    def read_gated(self, stream: Stream, weight: Weight, bias: Tensor | None) -> Tensor:
+    def read_gated(self, stream: Residual, weight: Weight, bias: Tensor | None) -> Tensor:
         """silu(gate) * up, where (gate, up) = norm(x) @ W + bias: -> [T, out / 2]."""
 
-    def write(self, stream: Stream, y: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, eps: float) -> Stream:
+    def write(
+        self, stream: Residual, y: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, eps: float
+    ) -> Residual:
         """x + y @ W + bias, y [T, in], to be read through this norm."""
 
 
 class TorchProducts:
     """By torch, on any device."""
 
-    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Stream:
+    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Residual:
         """See Products."""
-        return Stream(x, F.rms_norm(x, x.shape[-1:], norm, eps))
+        return Residual(x, F.rms_norm(x, x.shape[-1:], norm, eps))
 
-    def read(self, stream: Stream, weight: Weight, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    def read(self, stream: Residual, weight: Weight, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
         """See Products."""
         return self.product(stream.read, weight, bias).to(out_dtype)
 
-    def read_heads(self, stream: Stream, weight: Weight, bias: Tensor | None, turn: Turn, place: Place) -> Tensor:
+    def read_heads(
+        self, stream: Residual, weight: Weight, bias: Tensor | None, turn: QKNormRope, place: KVWrite
+    ) -> Tensor:
         """See Products."""
         heads = self.read(stream, weight, bias, stream.x.dtype).view(len(stream.x), -1, place.memory.shape[2])
         q, kv = turn(heads)
         place.memory.index_copy_(0, place.slots, kv)
         return q
 
-    def read_gated(self, stream: Stream, weight: Weight, bias: Tensor | None) -> Tensor:
+    def read_gated(self, stream: Residual, weight: Weight, bias: Tensor | None) -> Tensor:
         """See Products."""
         gate, up = self.read(stream, weight, bias, stream.x.dtype).chunk(2, -1)
         return F.silu(gate).mul_(up)
 
-    def write(self, stream: Stream, y: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, eps: float) -> Stream:
+    def write(
+        self, stream: Residual, y: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, eps: float
+    ) -> Residual:
         """See Products."""
         x = stream.x
         return self.begin(torch.addmm(x if bias is None else x + bias, y, weight), norm, eps)
@@ -140,7 +148,7 @@ def vector(n: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(n, device=device, dtype=dtype), requires_grad=False)
 
 
-def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:  # [T, h, d] in place, [T, 1, d], [T, 1, d]
+def apply_rope_(x: Tensor, cos: Tensor, sin: Tensor) -> None:  # [T, h, d] in place, [T, 1, d], [T, 1, d]
     """Rotary position embedding; the second half of a head is the other coordinate of the first."""
     turned = x.roll(x.shape[-1] // 2, -1)  # the minus sign lives in sin
     x.mul_(cos).addcmul_(turned, sin)
@@ -167,8 +175,8 @@ class Layer(nn.Module):
         self.down_bias = vector(spec.hidden, device, dtype) if spec.has_mlp_bias else None
 
     def forward(
-        self, index: int, stream: Stream, turn: Turn, attention: Attention, by: Products, next_norm: Tensor
-    ) -> Stream:
+        self, index: int, stream: Residual, turn: QKNormRope, attention: Attention, by: Products, next_norm: Tensor
+    ) -> Residual:
         """The stream after this layer; the layer after it reads it through next_norm."""
         eps = self.eps
         if self.q_norm is not None:
@@ -212,7 +220,7 @@ class Transformer(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention, by: Products | None = None) -> Tensor:
         """tokens [T] int64, positions [T] int64 -> hidden states [T, D], before the last norm."""
         by = by or self.products
-        turn = Turn(self.spec.n_heads, None, None, self.spec.norm_eps, *self._angles(positions))
+        turn = QKNormRope(self.spec.n_heads, None, None, self.spec.norm_eps, *self._angles(positions))
         stream = by.begin(self.embedding.index_select(0, tokens), self._norms[0], self.spec.norm_eps)
         for index, layer in enumerate(self.layers):
             stream = layer(index, stream, turn, attention, by, self._norms[index + 1])
@@ -255,7 +263,7 @@ class Transformer(nn.Module):
         return cos.index_select(0, positions), sin.index_select(0, positions)
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, 1, d] of positions [T]; sin is negative on the first half (see rotate_)."""
+        """cos and sin [T, 1, d] of positions [T]; sin is negative on the first half (see apply_rope_)."""
         angle = positions[:, None].float() * self.frequencies  # [T, d / 2]
         cos, sin = angle.cos(), angle.sin()
         return (

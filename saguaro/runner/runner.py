@@ -6,7 +6,7 @@ from torch import Tensor
 from saguaro.attention.native import cpu_attention
 from saguaro.attention.paged import PagedAttention
 from saguaro.attention.sdpa import AttentionBackend
-from saguaro.attention.step import Layout
+from saguaro.attention.step import Step
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVCache
 from saguaro.model.transformer import Products, Transformer
@@ -24,12 +24,12 @@ class Runner:
         return self.model.device
 
     @torch.inference_mode()
-    def forward(self, layout: Layout) -> Tensor:
+    def forward(self, layout: Step) -> Tensor:
         """Compute a step; logits of the wanted positions, [L, V] float32."""
         return self.logits(self.hidden(layout).index_select(0, layout.wanted))
 
     @torch.inference_mode()
-    def hidden(self, layout: Layout) -> Tensor:
+    def hidden(self, layout: Step) -> Tensor:
         """Compute a step; the hidden states of all its tokens, [T, D]."""
         self.attention.plan(layout)
         return self.model(layout.tokens, layout.positions, self.attention, self.by)  # type: ignore[no-any-return]

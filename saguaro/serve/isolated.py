@@ -33,7 +33,7 @@ _HEAD = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Budget:
     """What one call may take."""
 
     core_seconds: float = 1.0
@@ -57,7 +57,7 @@ class Exceeded(Exception):
 class Isolated:
     """Calls a function in a child. Any thread may call; one call at a time runs."""
 
-    def __init__(self, maker: str, setting: Callable[[], Any], limits: Limits) -> None:
+    def __init__(self, maker: str, setting: Callable[[], Any], limits: Budget) -> None:
         """`maker` is "module:function"; called in the child with the setting, it gives the function to be called."""
         self._maker, self._setting, self._limits = maker, setting, limits
         self._lock, self._is_closed = threading.Lock(), False
@@ -163,7 +163,7 @@ class _Child:
         self._sender.join()
         self._socket.close()
 
-    def end(self, error: Exception, limits: Limits) -> Exception:
+    def end(self, error: Exception, limits: Budget) -> Exception:
         """Bury it; what to raise for the call that it did not answer."""
         if not isinstance(error, TimeoutError):
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -210,7 +210,7 @@ def _read(link: socket.socket, size: int) -> bytes:
 
 def _serve(link: socket.socket) -> None:
     first = _receive(link)
-    limits = Limits(**first["limits"])
+    limits = Budget(**first["limits"])
     os.nice(limits.niceness)
     module, _, name = first["maker"].partition(":")
     function = getattr(importlib.import_module(module), name)(first["setting"])

@@ -11,10 +11,10 @@ from typing import Any
 from saguaro.config import Structured
 from saguaro.errors import ConfigError, RequestError
 from saguaro.model.grammar import Grammars
-from saguaro.serve.isolated import Exceeded, Isolated, Limits
+from saguaro.serve.isolated import Budget, Exceeded, Isolated
 
-GRAMMAR = Limits(core_seconds=1.0, seconds=10.0, memory_bytes=128 * 2**20, niceness=5)
-TEMPLATE = Limits(core_seconds=1.0, seconds=10.0, memory_bytes=128 * 2**20)
+GRAMMAR = Budget(core_seconds=1.0, seconds=10.0, memory_bytes=128 * 2**20, niceness=5)
+TEMPLATE = Budget(core_seconds=1.0, seconds=10.0, memory_bytes=128 * 2**20)
 MAX_REFUSED = 256  # refusals that are remembered
 
 
@@ -29,7 +29,7 @@ class Uncompiled(Exception):
 class VettedGrammars:
     """An engine's grammars, each tried in a process of its own before this one compiles it."""
 
-    def __init__(self, grammars: Grammars, limits: Limits = GRAMMAR) -> None:
+    def __init__(self, grammars: Grammars, limits: Budget = GRAMMAR) -> None:
         self._grammars = grammars
         self.worker = Isolated("saguaro.model.compiler:checker", lambda: grammars.setting, limits)
         self._refused: OrderedDict[int, str] = OrderedDict()  # by the hash of a grammar, the last used is the last
@@ -89,7 +89,7 @@ class VettedGrammars:
 class VettedTemplates:
     """Runs chat templates in a process of its own (saguaro.model.chat_template.Run)."""
 
-    def __init__(self, limits: Limits = TEMPLATE) -> None:
+    def __init__(self, limits: Budget = TEMPLATE) -> None:
         self.worker = Isolated("saguaro.model.chat_template:runner", dict, limits)
 
     def __call__(self, source: str, given: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from saguaro.algo import sampling
 from saguaro.algo.verification import BROKEN, accept, acceptance, is_broken, reject
-from saguaro.target.sampler import Place, Sampler, rules
+from saguaro.target.sampler import Context, Sampler, rules
 from saguaro.types import Speculation
 
 
@@ -21,7 +21,7 @@ class Rule(Protocol):
     """Decides which speculated tokens stand."""
 
     def __call__(
-        self, logits: Tensor, places: Sequence[Place], spec: Speculation
+        self, logits: Tensor, places: Sequence[Context], spec: Speculation
     ) -> tuple[Tensor, Tensor]:  # [L, V] -> n_accepted [B], bonus [B]
         """Decide a step; spec has B >= 1 rows. The bonus is BROKEN where logits are not finite."""
 
@@ -32,7 +32,7 @@ class SharedNoise:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def __call__(self, logits: Tensor, places: Sequence[Place], spec: Speculation) -> tuple[Tensor, Tensor]:
+    def __call__(self, logits: Tensor, places: Sequence[Context], spec: Speculation) -> tuple[Tensor, Tensor]:
         """See Rule."""
         targets = _by_row(self._sampler(logits, places), spec)  # [B, K+1]
         width, device = targets.shape[1] - 1, logits.device
@@ -45,7 +45,7 @@ class Rejection:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def __call__(self, logits: Tensor, places: Sequence[Place], spec: Speculation) -> tuple[Tensor, Tensor]:
+    def __call__(self, logits: Tensor, places: Sequence[Context], spec: Speculation) -> tuple[Tensor, Tensor]:
         """See Rule."""
         device, n_known = logits.device, self._sampler.n_known
         each = rules(places, device)

@@ -19,7 +19,7 @@ from saguaro.target.grammar import forbid
 from saguaro.target.request import Request
 from saguaro.types import TokenLogprobs
 
-Place = tuple[Request, Sequence[int]]  # a request, and the speculated tokens before this logit
+Context = tuple[Request, Sequence[int]]  # a request, and the speculated tokens before this logit
 
 MANY = 2**31  # a top_k beyond any vocabulary, whatever was asked for
 
@@ -31,7 +31,7 @@ class Sampler:
         self.n_known = n_known  # ids the tokenizer knows; rows of the head beyond it are padding
         self._kernel = kernel
 
-    def __call__(self, logits: Tensor, places: Sequence[Place]) -> Tensor:  # [L, V] -> [L] int64
+    def __call__(self, logits: Tensor, places: Sequence[Context]) -> Tensor:  # [L, V] -> [L] int64
         """The target's token at every place, BROKEN where logits are not finite. Who chooses depends on the request
         alone, never on its neighbours."""
         each = rules(places, logits.device)
@@ -45,7 +45,9 @@ class Sampler:
             tokens[at] = choose(self.shape(logits[at], odd), each.select(at))
         return tokens.masked_fill_(scores[:, 0].isnan(), BROKEN)
 
-    def rank(self, logits: Tensor, places: Sequence[Place], n: int) -> tuple[Tensor, Tensor]:  # [L, V] -> [L, n] twice
+    def rank(
+        self, logits: Tensor, places: Sequence[Context], n: int
+    ) -> tuple[Tensor, Tensor]:  # [L, V] -> [L, n] twice
         """The n likeliest to be the target's token at every place, best first, and their scores; logits may change."""
         each, n = rules(places, logits.device), min(n, self.n_known)
         if self._kernel is None or logits.dtype != torch.float32:
@@ -56,7 +58,7 @@ class Sampler:
             tokens[at], scores[at] = sampling.rank(self.shape(logits[at], odd)[:, : self.n_known], each.select(at), n)
         return tokens, scores
 
-    def shape(self, logits: Tensor, places: Sequence[Place]) -> Tensor:  # [L, V], changed in place
+    def shape(self, logits: Tensor, places: Sequence[Context]) -> Tensor:  # [L, V], changed in place
         """Grammars, penalties, bias, bans and allowances applied, and padding of the vocabulary struck out."""
         if logits.shape[1] > self.n_known:
             logits[:, self.n_known :] = NEVER
@@ -69,7 +71,7 @@ class Sampler:
         return logits
 
 
-def _odd(places: Sequence[Place], device: torch.device) -> tuple[Tensor, list[Place]]:
+def _odd(places: Sequence[Context], device: torch.device) -> tuple[Tensor, list[Context]]:
     """The places of requests that are not plain, and where they are."""
     odd = [index for index, (request, _) in enumerate(places) if not is_plain(request.params)]
     return torch.tensor(odd, device=device), [places[index] for index in odd]
@@ -87,7 +89,7 @@ def is_plain(params: SamplingParams) -> bool:
     return is_free and is_fresh and is_open and not params.logit_bias and params.min_tokens == 0
 
 
-def rules(places: Sequence[Place], device: torch.device) -> Rules:
+def rules(places: Sequence[Context], device: torch.device) -> Rules:
     """The sampling rules of every place."""
     params = [request.params for request, _ in places]
     floats = torch.tensor([[p.temperature, p.top_p, p.min_p] for p in params], dtype=torch.float32).to(device)

@@ -23,8 +23,8 @@ import torch
 from saguaro.algo.verification import BROKEN
 from saguaro.errors import CapacityError, EmptyPrompt, PromptTooLong, SaguaroError
 from saguaro.kv.pages import PagePool, PageTable
-from saguaro.target.pace import UNBOUND, Pace, Patience, Work
 from saguaro.target.request import Request
+from saguaro.target.step_cost import UNBOUND, LatencyBudget, StepCost, Work
 from saguaro.types import EMPTY, SOURCES, FinishReason, Joined, Outcome, Speculation, TokenLogprobs
 
 NOT_FINITE = (
@@ -37,7 +37,7 @@ GROWTH = 256  # tokens of output for which room is left when a request is admitt
 
 
 @dataclass(frozen=True)
-class Row:
+class BatchRow:
     """One request's share of a step: compute tokens[start : start + n_tokens], then up to `lookahead` speculated."""
 
     request: Request
@@ -51,12 +51,12 @@ class Row:
 class Batch:
     """One step: rows that get a token first, then rows still reading their prompt."""
 
-    rows: list[Row]
+    rows: list[BatchRow]
     joined: list[Joined]  # rows the draft does not know yet
     left: list[int]  # slots the draft can forget
 
     @property
-    def sampling(self) -> list[Row]:
+    def sampling(self) -> list[BatchRow]:
         """The rows that get a token."""
         return [row for row in self.rows if row.samples]
 
@@ -86,12 +86,12 @@ class Scheduler:
         max_rows: int,
         max_tokens: int,
         lookahead: int = 0,
-        patience: Patience = UNBOUND,
+        patience: LatencyBudget = UNBOUND,
     ) -> None:
         self.pool = pool
         self.max_length, self.max_rows, self.max_tokens = max_length, max_rows, max_tokens
         self.lookahead = lookahead
-        self.patience, self.pace = patience, Pace()
+        self.patience, self.pace = patience, StepCost()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
         self._free_slots = deque(range(max_rows))
@@ -372,13 +372,13 @@ class Scheduler:
 class _Rows:
     """The rows of a step in the making, and how many tokens and how much more time of prompts it can take."""
 
-    def __init__(self, max_tokens: int, pace: Pace) -> None:
-        self._rows: dict[Request, Row] = {}
+    def __init__(self, max_tokens: int, pace: StepCost) -> None:
+        self._rows: dict[Request, BatchRow] = {}
         self._pace = pace
         self.n_left = max_tokens
         self.seconds_left = math.inf
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[BatchRow]:
         return iter(self._rows.values())
 
     def __len__(self) -> int:
@@ -394,7 +394,7 @@ class _Rows:
         """Whether any of them leaves tokens of its prompt to later steps."""
         return not all(row.samples for row in self)
 
-    def put(self, row: Row) -> None:
+    def put(self, row: BatchRow) -> None:
         """Add a row, in place of the one its request has."""
         self.drop(row.request)
         self._rows[row.request] = row
@@ -408,7 +408,7 @@ class _Rows:
             self.n_left += row.n_tokens + row.lookahead
             self.seconds_left += self._seconds(row)
 
-    def _seconds(self, row: Row) -> float:
+    def _seconds(self, row: BatchRow) -> float:
         """What a row that reads a prompt adds to the step; decoding rows are counted before there is a limit."""
         return self._pace.more_seconds(Work.of(row.start, row.n_tokens)) if row.request.n_pending > 1 else 0.0
 
@@ -417,10 +417,10 @@ def _introduce(request: Request) -> Joined:
     return Joined(request.slot, list(request.tokens), len(request.prompt), request.seed, request.params)
 
 
-def _row(request: Request, n_tokens: int) -> Row:
+def _row(request: Request, n_tokens: int) -> BatchRow:
     """A row of text alone."""
     samples = n_tokens == request.n_pending and request.is_continued
-    return Row(request, request.n_computed, n_tokens, 0, samples)
+    return BatchRow(request, request.n_computed, n_tokens, 0, samples)
 
 
 def _score(request: Request, found: Sequence[TokenLogprobs]) -> bool:

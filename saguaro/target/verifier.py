@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from saguaro.algo.verification import BROKEN
-from saguaro.attention.step import Layout, Segment, flatten
+from saguaro.attention.step import Segment, Step, make_step
 from saguaro.runner.runner import Runner
 from saguaro.target.rules import Rule
-from saguaro.target.sampler import Place, logprobs, prompt_logprobs
-from saguaro.target.scheduler import Batch, Row
+from saguaro.target.sampler import Context, logprobs, prompt_logprobs
+from saguaro.target.scheduler import Batch, BatchRow
 from saguaro.types import Outcome, Speculation, TokenLogprobs
 
 SCORED_BYTES = 2**25  # of a prompt's logits that are held at a time
@@ -91,7 +91,7 @@ class EagerVerifier:
         sampling = batch.sampling
         drafted = [tokens[:n] for tokens, n in zip(spec.tokens.tolist(), spec.length.tolist(), strict=True)]
         segments = [_segment(row, drafted[i] if i < len(sampling) else ()) for i, row in enumerate(batch.rows)]
-        layout = flatten(segments, self._page_size, self._runner.device)
+        layout = make_step(segments, self._page_size, self._runner.device)
         hidden = self._runner.hidden(layout)
         pending = self.decide(batch, spec, drafted, self._runner.logits(hidden.index_select(0, layout.wanted)))
         if not any(row.request.n_unscored for row in batch.rows):
@@ -104,7 +104,7 @@ class EagerVerifier:
         sampling = batch.sampling
         wants_logprobs = any(row.request.params.logprobs is not None for row in sampling)
         raw = logits[:, : self._n_known].clone() if wants_logprobs else None
-        places: list[Place] = [
+        places: list[Context] = [
             (row.request, tokens[:j])
             for row, tokens in zip(sampling, drafted, strict=True)
             for j in range(len(tokens) + 1)
@@ -113,7 +113,7 @@ class EagerVerifier:
         n_accepted, bonus = self._rule(logits, places, spec) if places else (none, none)
         return EagerPending(batch, [row.request.slot for row in sampling], drafted, n_accepted, bonus, raw)
 
-    def _score(self, batch: Batch, layout: Layout, hidden: Tensor) -> tuple[tuple[TokenLogprobs, ...], ...]:
+    def _score(self, batch: Batch, layout: Step, hidden: Tensor) -> tuple[tuple[TokenLogprobs, ...], ...]:
         """The log-probabilities of each row's prompt tokens that follow those of this step, hidden [T, D]."""
         found = []
         for row, first in zip(batch.rows, layout.starts, strict=False):  # the last start is the end
@@ -121,7 +121,7 @@ class EagerVerifier:
             found.append(self._score_row(row, own) if row.request.n_unscored else ())
         return tuple(found)
 
-    def _score_row(self, row: Row, hidden: Tensor) -> tuple[TokenLogprobs, ...]:  # [n_tokens, D]
+    def _score_row(self, row: BatchRow, hidden: Tensor) -> tuple[TokenLogprobs, ...]:  # [n_tokens, D]
         request, n_top = row.request, row.request.params.prompt_logprobs
         assert n_top is not None
         # Hidden state i is of position start + i, and scores the token after it.
@@ -137,7 +137,7 @@ class EagerVerifier:
         return tuple(found)
 
 
-def _segment(row: Row, drafted: list[int] | tuple[int, ...]) -> Segment:
+def _segment(row: BatchRow, drafted: list[int] | tuple[int, ...]) -> Segment:
     text = row.request.tokens[row.start : row.start + row.n_tokens]
     n_wanted = len(drafted) + 1 if row.samples else 0
     return Segment([*text, *drafted], row.start, row.request.table.pages, n_wanted)

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from saguaro import LLM, EngineConfig, SamplingParams
 from saguaro.cli import bench, compare, main
-from saguaro.cli.lineup import method_names
+from saguaro.cli.candidates import method_names
 from saguaro.device.affinity import usable_cores
 from saguaro.errors import ConfigError
-from saguaro.measure.candidate import Entrant, first_difference, results, table
+from saguaro.measure.candidate import Candidate, first_difference, results, table
 from saguaro.measure.metrics import Summary
 from saguaro.measure.peer import LlamaCpp, Peer, check_peer, gguf_of
 from saguaro.measure.prompts import OURS, read_prompts
@@ -129,7 +129,7 @@ def test_runs_are_interleaved_in_an_order_that_rotates() -> None:
 
         return run
 
-    entrants = [Entrant(name, None, True) for name in "xy"]
+    entrants = [Candidate(name, None, True) for name in "xy"]
     params = bench._seeded(SamplingParams(seed=5), 3)
     bench._measure(entrants, {name: runner(name) for name in "xy"}, [[0], [1], [2]], params, batch=2)
     seeds = [own.seed for own in params]
@@ -140,9 +140,9 @@ def test_runs_are_interleaved_in_an_order_that_rotates() -> None:
 
 
 def test_results_of_known_runs() -> None:
-    ar = Entrant("ar", None, True, Summary(), [[1, 2], [3, 4]], seconds=4.0)
-    sd = Entrant("sd", None, True, Summary(), [[1, 2], [3, 5]], seconds=2.0)
-    peer = Entrant("other", None, False, None, [[9], [9, 9]], seconds=1.0)
+    ar = Candidate("ar", None, True, Summary(), [[1, 2], [3, 4]], seconds=4.0)
+    sd = Candidate("sd", None, True, Summary(), [[1, 2], [3, 5]], seconds=2.0)
+    peer = Candidate("other", None, False, None, [[9], [9, 9]], seconds=1.0)
     rows = results([ar, sd, peer])
     assert [row["tok_s"] for row in rows] == [1.0, 2.0, 3.0]
     assert [row["ratio_ar"] for row in rows] == [1.0, 2.0, 3.0]

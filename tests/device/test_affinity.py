@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from saguaro.config import SamplingParams
-from saguaro.device.affinity import Placement, split_cores, usable_cores
-from saguaro.target.placed import LONG, Placed
+from saguaro.device.affinity import Affinity, split_cores, usable_cores
+from saguaro.target.pinned import LONG, PinnedVerifier
 from saguaro.target.request import Request
-from saguaro.target.scheduler import Batch, Row
+from saguaro.target.scheduler import Batch, BatchRow
 from saguaro.target.verifier import Pending
 from saguaro.types import Speculation
 
@@ -52,7 +52,7 @@ def test_usable_cores_are_those_of_the_process() -> None:
 def test_a_placement_holds_inside_and_not_after() -> None:
     torch.set_num_threads(2)
     before = state()
-    with Placement(frozenset(CORES[-1:]), 1):
+    with Affinity(frozenset(CORES[-1:]), 1):
         assert state() == (set(CORES[-1:]), 1)
     assert state() == before
 
@@ -60,7 +60,7 @@ def test_a_placement_holds_inside_and_not_after() -> None:
 def test_an_error_puts_everything_back() -> None:
     torch.set_num_threads(2)
     before = state()
-    placement = Placement(frozenset(CORES[:1]), 1)
+    placement = Affinity(frozenset(CORES[:1]), 1)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt), placement:
             raise KeyboardInterrupt
@@ -70,7 +70,7 @@ def test_an_error_puts_everything_back() -> None:
 def test_one_inside_another() -> None:
     torch.set_num_threads(3)
     before = state()
-    placement, other = Placement(frozenset(CORES[:1]), 1), Placement(frozenset(CORES[-1:]), 2)
+    placement, other = Affinity(frozenset(CORES[:1]), 1), Affinity(frozenset(CORES[-1:]), 2)
     with placement:
         with other, placement:
             assert state() == (set(CORES[:1]), 1)
@@ -81,13 +81,13 @@ def test_one_inside_another() -> None:
 def test_what_is_not_said_stays_as_it_is() -> None:
     torch.set_num_threads(2)
     before = state()
-    with Placement():
+    with Affinity():
         assert state() == before
         torch.set_num_threads(1)  # by whatever runs inside
     assert state() == before
-    with Placement(threads=1):
+    with Affinity(threads=1):
         assert state() == (before[0], 1)
-    with Placement(cores=frozenset(CORES[:1])):
+    with Affinity(cores=frozenset(CORES[:1])):
         assert state() == (set(CORES[:1]), before[1])
     assert state() == before
 
@@ -105,10 +105,10 @@ def test_long_steps_take_every_core() -> None:
             seen.append((sum(row.n_tokens for row in batch.rows), state()))
             raise StopIteration
 
-    placed = Placed(Watched(), Placement(frozenset(CORES[:-1]), 1), Placement(frozenset(CORES), 2))
+    placed = PinnedVerifier(Watched(), Affinity(frozenset(CORES[:-1]), 1), Affinity(frozenset(CORES), 2))
     before = state()
     for n_tokens in (1, LONG - 1, LONG, 500):
-        row = Row(Request("r", [0] * n_tokens, SamplingParams(), 0), 0, n_tokens, 0, True)
+        row = BatchRow(Request("r", [0] * n_tokens, SamplingParams(), 0), 0, n_tokens, 0, True)
         with pytest.raises(StopIteration):
             placed.launch(Batch([row], [], []), Speculation.empty(1))
         assert state() == before

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from saguaro.attention.native import cpu_attention
-from saguaro.attention.step import Segment, flatten
+from saguaro.attention.step import Segment, make_step
 from saguaro.distill.parallel import Parallel, hidden_states
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.model.load import load
@@ -35,7 +35,7 @@ def by_the_engine(model: Transformer, tokens: Tensor) -> Tensor:  # [B, L] -> [B
     attention = cpu_attention(KVCache(plan, model.spec, CPU, torch.float32), model.spec)
     pages = [list(range(row * n_pages, (row + 1) * n_pages)) for row in range(len(tokens))]
     texts = zip(tokens.tolist(), pages, strict=True)
-    layout = flatten([Segment(text, 0, own, n_wanted=LENGTH) for text, own in texts], 4, CPU)
+    layout = make_step([Segment(text, 0, own, n_wanted=LENGTH) for text, own in texts], 4, CPU)
     attention.plan(layout)
     found: Tensor = model(layout.tokens, layout.positions, attention)
     return found

@@ -14,9 +14,9 @@ from saguaro.config import SamplingParams
 from saguaro.draft.load import load_draft
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.ngram import Ngram
-from saguaro.draft.policy.fallback import Nobody
+from saguaro.draft.policy.fallback import NoProposer
 from saguaro.draft.random import RandomTokens
-from saguaro.draft.rows import Proposal, Proposer, Row, Rows
+from saguaro.draft.rows import DraftRow, DraftRows, Proposal, Proposer
 from saguaro.draft.scripted import Scripted
 from saguaro.methods import draft_side
 from saguaro.model.load import load
@@ -43,7 +43,7 @@ class Known:
     def __init__(self, drafter: ModelDrafter) -> None:
         self._drafter, self._admitted = drafter, set[int]()
 
-    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+    def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
         new = [row for row in rows if row.slot not in self._admitted]
         self._admitted |= {row.slot for row in new}
         self._drafter.admit(new)
@@ -61,7 +61,7 @@ def model(folder: Path, verification: str) -> Known:
 
 
 MAKERS: dict[str, tuple[int, Callable[[Path], Proposer]]] = {
-    "nobody": (EMPTY, lambda _: Nobody()),
+    "nobody": (EMPTY, lambda _: NoProposer()),
     "ngram": (NGRAM, lambda _: Ngram()),
     "random": (RANDOM, lambda _: RandomTokens(V)),
     "scripted": (SCRIPT, lambda _: Scripted(lambda text, n: [text[-1]] * (len(text) % 3 * n))),
@@ -78,12 +78,12 @@ def proposer(request: pytest.FixtureRequest, folder: Path) -> Proposer:
     return made
 
 
-def admitted(texts: Sequence[Sequence[int]]) -> list[Row]:
+def admitted(texts: Sequence[Sequence[int]]) -> list[DraftRow]:
     hot, cold = SamplingParams(temperature=1.0), SamplingParams(temperature=0.0)
-    return Rows().admit([Joined(s, text, 1, s, (hot, cold)[s % 2]) for s, text in enumerate(texts)])
+    return DraftRows().admit([Joined(s, text, 1, s, (hot, cold)[s % 2]) for s, text in enumerate(texts)])
 
 
-def check(proposer: Proposer, rows: Sequence[Row], lookahead: int) -> list[list[int]]:
+def check(proposer: Proposer, rows: Sequence[DraftRow], lookahead: int) -> list[list[int]]:
     """Ask, and see that the promises are kept."""
     before = [(list(row.text), list(row.speculation), row.source) for row in rows]
     proposal = proposer.propose(rows, lookahead)
@@ -204,7 +204,7 @@ def test_ngrams_are_those_of_a_search_through_the_text(pieces: list[list[int]], 
 
 
 def test_ngrams_forget_a_row_with_its_text() -> None:
-    ngram, rows = Ngram(), Rows()
+    ngram, rows = Ngram(), DraftRows()
     rows.admit([Joined(0, [5, 6, 7, 5, 6])])
     assert ngram.propose(list(rows), 2).tokens == [[7, 5]]
     rows.retire([0])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saguaro.config import SamplingParams
-from saguaro.draft.rows import Rows, stack_q
+from saguaro.draft.rows import DraftRows, stack_q
 from saguaro.types import CACHE, DRAFT, EMPTY, NGRAM, SOURCES, Joined, Outcome, Speculation
 
 
@@ -17,18 +17,18 @@ def outcome(*rows: tuple[int, int, int]) -> Outcome:
 
 
 @pytest.fixture
-def rows() -> Rows:
+def rows() -> DraftRows:
     """Texts at slots 4, 0 and 2."""
-    rows = Rows()
+    rows = DraftRows()
     rows.admit([Joined(4, [1, 2, 3]), Joined(0, [7]), Joined(2, [5, 6])])
     return rows
 
 
-def texts(rows: Rows) -> dict[int, list[int]]:
+def texts(rows: DraftRows) -> dict[int, list[int]]:
     return {row.slot: row.text for row in rows}
 
 
-def put(rows: Rows, slot: int, tokens: Sequence[int], source: int, q: torch.Tensor | None = None) -> None:
+def put(rows: DraftRows, slot: int, tokens: Sequence[int], source: int, q: torch.Tensor | None = None) -> None:
     row = rows.get(slot)
     assert row is not None
     row.propose(tokens, source, q)
@@ -36,7 +36,7 @@ def put(rows: Rows, slot: int, tokens: Sequence[int], source: int, q: torch.Tens
 
 def test_a_row_is_decoded_as_its_request_is() -> None:
     params, tokens = SamplingParams(temperature=0.3), [1, 2, 3, 4]
-    (row,) = Rows().admit([Joined(3, tokens, n_prompt=2, seed=11, params=params)])
+    (row,) = DraftRows().admit([Joined(3, tokens, n_prompt=2, seed=11, params=params)])
     request = row.request
     assert (row.slot, request.prompt, request.output, request.seed) == (3, [1, 2], [3, 4], 11)
     assert request.params is params
@@ -45,7 +45,7 @@ def test_a_row_is_decoded_as_its_request_is() -> None:
     assert (row.speculation, row.source, row.is_hit) == ([], EMPTY, False)
 
 
-def test_rows_come_and_go(rows: Rows) -> None:
+def test_rows_come_and_go(rows: DraftRows) -> None:
     rows.retire([0, 9])
     assert texts(rows) == {4: [1, 2, 3], 2: [5, 6]}
     assert rows.get(0) is None
@@ -56,7 +56,7 @@ def test_rows_come_and_go(rows: Rows) -> None:
         rows.admit([Joined(2, [1])])
 
 
-def test_an_outcome_is_written_into_the_texts(rows: Rows) -> None:
+def test_an_outcome_is_written_into_the_texts(rows: DraftRows) -> None:
     put(rows, 4, [10, 11, 12], DRAFT, torch.ones(3, 5))
     put(rows, 0, [20, 21], CACHE)
     put(rows, 2, [30], NGRAM)
@@ -70,7 +70,7 @@ def test_an_outcome_is_written_into_the_texts(rows: Rows) -> None:
     assert texts(rows) == before
 
 
-def test_what_is_in_flight_comes_in_the_order_asked_for(rows: Rows) -> None:
+def test_what_is_in_flight_comes_in_the_order_asked_for(rows: DraftRows) -> None:
     put(rows, 4, [10, 11, 12], DRAFT)
     put(rows, 0, [20], CACHE)
     put(rows, 2, [], NGRAM)
@@ -83,7 +83,7 @@ def test_what_is_in_flight_comes_in_the_order_asked_for(rows: Rows) -> None:
     assert rows.in_flight([], lookahead=3, n_vocab=50).tokens.shape == (0, 3)
 
 
-def test_rows_that_were_drawn_and_rows_that_were_not(rows: Rows) -> None:
+def test_rows_that_were_drawn_and_rows_that_were_not(rows: DraftRows) -> None:
     q = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.25, 0.25], [0.3, 0.3, 0.4]])
     put(rows, 4, [2, 0], DRAFT, q)  # one of three tokens was cut off
     put(rows, 0, [1], NGRAM)

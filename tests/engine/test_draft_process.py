@@ -14,7 +14,7 @@ import pytest
 from saguaro import LLM, SamplingParams
 from saguaro.engine.results import Result
 from saguaro.errors import DraftError
-from saguaro.link.process import Patience, Process
+from saguaro.link.process import Process, Timeouts
 from saguaro.measure.metrics import Summary
 from saguaro.model.tiny import write_tiny
 from tests.engine.driver import run
@@ -53,7 +53,7 @@ def plain(folder: Path) -> LLM:
 def drafted(plain: LLM) -> Iterator[LLM]:
     """One engine for the tests that leave its draft alive, or let it come back."""
     with plain.sibling(**SETTINGS) as llm:
-        link_of(llm).patience = Patience(pauses=(0.0,))
+        link_of(llm).patience = Timeouts(pauses=(0.0,))
         yield llm
         pid = pid_of(llm)
         assert is_running(pid)

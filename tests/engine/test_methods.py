@@ -11,7 +11,7 @@ import torch
 from saguaro import LLM, SamplingParams
 from saguaro.config import EngineConfig
 from saguaro.draft.model import ModelDrafter
-from saguaro.draft.policy.economy import Idle, Lavish
+from saguaro.draft.policy.prepare import AlwaysPrepare, NeverPrepare
 from saguaro.engine.assembly import choose_method
 from saguaro.engine.engine import Engine
 from saguaro.engine.results import Completion, Delta, Result
@@ -451,13 +451,13 @@ def test_the_method_of_a_config(llm: LLM, settings: dict[str, str], method: str)
     assert made.generate("the", GREEDY)[0].token_ids == llm.generate("the", GREEDY)[0].token_ids
 
 
-@pytest.mark.parametrize(("prepare", "economy"), [("auto", Idle), ("always", Lavish)])
+@pytest.mark.parametrize(("prepare", "economy"), [("auto", NeverPrepare), ("always", AlwaysPrepare)])
 def test_in_the_targets_own_thread_ssd_prepares_only_if_told(llm: LLM, prepare: str, economy: type) -> None:
     for method in PREPARING:
         made = llm.sibling(method=method, draft="drop:2", **{**SIZES, "prepare": prepare})
         link = made.engine.round.draft
         assert isinstance(link, Inline)
-        assert type(link.side.economy) is (economy if method == "ssd" else Lavish)
+        assert type(link.side.economy) is (economy if method == "ssd" else AlwaysPrepare)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from saguaro import LLM, SamplingParams, Structured
 from saguaro.draft.graphed import GraphDrafter
-from saguaro.draft.rows import Rows
+from saguaro.draft.rows import DraftRows
 from saguaro.engine import assembly
 from saguaro.engine.results import Completion, Result
 from saguaro.errors import ConfigError
@@ -115,7 +115,7 @@ def test_a_draft_that_keeps_to_the_grammar_is_accepted_more(tiny: LLM, monkeypat
         return summary.tokens_per_round or 0.0
 
     guided = tokens_per_round()
-    monkeypatch.setattr("saguaro.round.Rows", lambda start: Rows())  # as if nobody had told it
+    monkeypatch.setattr("saguaro.round.Rows", lambda start: DraftRows())  # as if nobody had told it
     assert guided > 1.3 * tokens_per_round()
 
 

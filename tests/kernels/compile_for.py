@@ -86,12 +86,12 @@ def launch_products(
 ) -> None:
     """A layer's products, and the head's."""
     from saguaro.kernels.linear import TritonProducts
-    from saguaro.model.transformer import Place, Turn
+    from saguaro.model.transformer import KVWrite, QKNormRope
 
     by, norm = TritonProducts(META), empty(hidden)
     angles, head_norm = empty(n_rows, 1, d), empty(d) if has_norms else None
-    turn = Turn(n_heads, head_norm, head_norm, 1e-6, angles, angles)
-    place = Place(empty(64, 2 * n_kv, d), empty(n_rows, dtype=torch.int64))
+    turn = QKNormRope(n_heads, head_norm, head_norm, 1e-6, angles, angles)
+    place = KVWrite(empty(64, 2 * n_kv, d), empty(n_rows, dtype=torch.int64))
     stream = by.begin(empty(n_rows, hidden), norm, 1e-6)
     by.read_heads(stream, empty((n_heads + 2 * n_kv) * d, hidden).t(), None, turn, place)
     stream = by.write(stream, empty(n_rows, n_heads * d), empty(hidden, n_heads * d).t(), None, norm, 1e-6)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saguaro.attention.sdpa import slots_of
+from saguaro.attention.sdpa import kv_indices
 
 pytest.importorskip("triton")
 
@@ -74,7 +74,7 @@ class Texts:
         for row, count in enumerate(counts):
             taken = [numbers.pop() for _ in range(count)]
             pages[row, :count] = torch.tensor(taken, dtype=torch.int32)
-            memory[slots_of(taken, self.lengths[row], size)] = self.kv[row]
+            memory[kv_indices(taken, self.lengths[row], size)] = self.kv[row]
         return memory.to(DEVICE), pages.to(DEVICE)
 
     def queries(self, n: int, seed: int = 1) -> Tensor:
@@ -362,7 +362,7 @@ def test_branches_are_tokens_after_the_trunk() -> None:
     _, call = _branch_call(shape, [[21]], 3, 3)
     q, memory, pages, _, own, _, page_size = call
     joined = Texts(shape, [24])
-    joined.kv[0][:21] = memory[slots_of(pages[0, :2].tolist(), 21, page_size)]
+    joined.kv[0][:21] = memory[kv_indices(pages[0, :2].tolist(), 21, page_size)]
     joined.kv[0][21:] = own[0]
     memory, pages = joined.place(seed=3)
     expected = attend(q, memory, pages, _starts([1]), _int32([24]), page_size, 1, 24)

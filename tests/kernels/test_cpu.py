@@ -18,7 +18,7 @@ from saguaro.kernels.ready import packs, ready
 from saguaro.model.load import load
 from saguaro.model.packed import packed_in
 from saguaro.model.tiny import write_tiny
-from saguaro.model.transformer import TORCH, Place, Stream, Turn
+from saguaro.model.transformer import TORCH, KVWrite, QKNormRope, Residual
 
 EPS = 1e-5
 Threads = Callable[[int], None]
@@ -105,8 +105,8 @@ def test_products_are_near_torchs(shape: tuple[int, int], kind: type[CPUWeight],
     found = by.read(by.begin(x, norm, EPS), kind(matrix), bias, torch.float32)
     assert (found - exact).norm() <= error * exact.norm()
     write_bias = draw(n_in, seed=6)
-    written = by.write(Stream(onto, None), exact, kind(back), write_bias, norm, EPS)
-    expected = TORCH.write(Stream(onto, None), exact, back.t(), write_bias, norm, EPS).x
+    written = by.write(Residual(onto, None), exact, kind(back), write_bias, norm, EPS)
+    expected = TORCH.write(Residual(onto, None), exact, back.t(), write_bias, norm, EPS).x
     assert (written.x - expected).norm() <= error * expected.norm()
     again = by.begin(written.x, norm, EPS).read
     assert torch.equal(written.read.values, again.values)
@@ -148,10 +148,10 @@ def test_heads_are_turned_and_stored(has_norm: bool) -> None:
     angle = draw(3, d // 2, seed=4)
     cos, sin = torch.cat((angle.cos(),) * 2, 1)[:, None], torch.cat((-angle.sin(), angle.sin()), 1)[:, None]
     q_norm, k_norm = (1 + draw(d, seed=5) / 4, 1 + draw(d, seed=6) / 4) if has_norm else (None, None)
-    turn = Turn(n_q, q_norm, k_norm, EPS, cos, sin)
+    turn = QKNormRope(n_q, q_norm, k_norm, EPS, cos, sin)
     stream, weight = by.begin(draw(3, n_hidden), torch.ones(n_hidden), EPS), Int8Weight(draw(160, n_hidden, seed=1))
     memory = torch.full((8, 2 * n_kv, d), math.nan)
-    q = by.read_heads(stream, weight, None, turn, Place(memory, slots))
+    q = by.read_heads(stream, weight, None, turn, KVWrite(memory, slots))
     heads = by.read(stream, weight, None, torch.float32).view(3, n_q + 2 * n_kv, d)
     expected_q, expected_kv = turn(heads)
     torch.testing.assert_close(q, expected_q, rtol=1e-5, atol=1e-5)
@@ -225,7 +225,7 @@ def test_threads_do_not_matter(kind: type[CPUWeight], threads: Threads) -> None:
     onto, by, weight = draw(5, 576, seed=2), CPUProducts(kind), kind(matrix)
     for n in (1, 2):
         threads(n)
-        found.append(by.write(Stream(onto, None), x, weight, None, norm, EPS))
+        found.append(by.write(Residual(onto, None), x, weight, None, norm, EPS))
     assert torch.equal(found[0].x, found[1].x)
     assert torch.equal(found[0].read.values, found[1].read.values)
 

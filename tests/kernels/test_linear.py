@@ -13,7 +13,7 @@ from saguaro.kernels import linear
 from saguaro.kernels.linear import Config, Scaled, TritonProducts, choose, config
 from saguaro.kernels.rotary import PlainProducts, turn_and_store
 from saguaro.kernels.short import Short
-from saguaro.model.transformer import TORCH, Place, Stream, Turn
+from saguaro.model.transformer import TORCH, KVWrite, QKNormRope, Residual
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -48,7 +48,7 @@ def wide(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.double()
 
 
-def normed(stream: Stream) -> Tensor:
+def normed(stream: Residual) -> Tensor:
     """norm(x), as a reader of the stream computes it, in float64."""
     scaled: Scaled = stream.read
     mean = scaled.squares.double().sum(1, keepdim=True) / scaled.x_scaled.shape[1]
@@ -76,8 +76,8 @@ def test_close_to_float64(
     assert close(result, TORCH.read(exact, weight.double(), wide(bias), torch.float64), dtype)
     assert close(by.read_gated(stream, weight, bias), TORCH.read_gated(exact, weight.double(), wide(bias)), dtype)
     old, after = values(n_rows, n_out, dtype=dtype, seed=4), norm_of(n_out, dtype)
-    written = by.write(Stream(old, None), y, weight, bias, after, EPS)
-    sums = TORCH.write(Stream(old.double(), None), y.double(), weight.double(), wide(bias), after.double(), EPS)
+    written = by.write(Residual(old, None), y, weight, bias, after, EPS)
+    sums = TORCH.write(Residual(old.double(), None), y.double(), weight.double(), wide(bias), after.double(), EPS)
     assert close(written.x, sums.x, dtype)
     assert close(normed(written), sums.read, dtype)
 
@@ -86,7 +86,7 @@ def test_close_to_float64(
 def test_a_written_stream_is_read_as_one_that_begins(dtype: torch.dtype) -> None:
     """What is left beside x is of the x that is left: rounded, not the sum before."""
     by, weight, norm = products(SPLIT), weight_of(96, 72, dtype), norm_of(72, dtype)
-    written = by.write(Stream(values(5, 72, dtype=dtype), None), values(5, 96, dtype=dtype), weight, None, norm, EPS)
+    written = by.write(Residual(values(5, 72, dtype=dtype), None), values(5, 96, dtype=dtype), weight, None, norm, EPS)
     again = by.begin(written.x, norm, EPS)
     assert torch.equal(written.read.x_scaled, again.read.x_scaled)
     assert torch.allclose(written.read.squares.sum(1), again.read.squares.sum(1), rtol=1e-6)
@@ -118,7 +118,7 @@ def product_of(kind: str, cut: Config | None, dtype: torch.dtype, n_in: int, n_o
             return [begun.read.x_scaled, begun.read.squares, by.read(begun, weight, bias, torch.float32)]
         if kind == "gated":
             return [by.read_gated(begun, weight, bias)]
-        written = by.write(Stream(x, None), y, weight, bias, norm_of(n_out, dtype), EPS)
+        written = by.write(Residual(x, None), y, weight, bias, norm_of(n_out, dtype), EPS)
         again = by.read(written, weight_of(n_out, 40, dtype), None, torch.float32)  # of several sums of squares
         return [written.x, written.read.x_scaled, written.read.squares, again]
 
@@ -155,7 +155,7 @@ def test_heads_are_turned_on_the_way(n_rows: int, n_in: int, n_queries: int, n_k
     assert isinstance(choose(n_in, n_out, dtype), Short)
     memory = values(2 * n_rows + 1, 2 * n_kv, d, dtype=dtype, seed=6)
     expected = memory.clone()
-    q = by.read_heads(stream, weight, bias, Turn(n_queries, None, None, EPS, cos, sin), Place(memory, slots))
+    q = by.read_heads(stream, weight, bias, QKNormRope(n_queries, None, None, EPS, cos, sin), KVWrite(memory, slots))
     heads = by.read(stream, weight, bias, dtype).view(n_rows, -1, d)
     wanted = turn_and_store(heads, None, None, EPS, cos, sin, expected, slots)
     assert q.shape == (n_rows, n_queries, d)
@@ -169,12 +169,12 @@ def test_heads_with_norms_of_their_own_take_two_steps(dtype: torch.dtype) -> Non
     weight, by = weight_of(n_in, (n_queries + 2 * n_kv) * d, dtype), products(None)
     x, norm = values(n_rows, n_in, dtype=dtype), norm_of(n_in, dtype)
     cos, sin = (values(n_rows, 1, d, dtype=dtype, seed=seed) for seed in (4, 5))
-    turn = Turn(n_queries, norm_of(d, dtype), norm_of(d, dtype), EPS, cos, sin)
+    turn = QKNormRope(n_queries, norm_of(d, dtype), norm_of(d, dtype), EPS, cos, sin)
     memory = values(9, 2 * n_kv, d, dtype=dtype, seed=6)
     plain, slots = memory.clone(), torch.tensor([7, -1, 2], device=DEVICE)
-    q = by.read_heads(by.begin(x, norm, EPS), weight, None, turn, Place(memory, slots))
+    q = by.read_heads(by.begin(x, norm, EPS), weight, None, turn, KVWrite(memory, slots))
     twin = PlainProducts()
-    expected = twin.read_heads(twin.begin(x, norm, EPS), weight, None, turn, Place(plain, slots))
+    expected = twin.read_heads(twin.begin(x, norm, EPS), weight, None, turn, KVWrite(plain, slots))
     assert close(q.double(), expected.double(), dtype)
     assert close(memory.double(), plain.double(), dtype)
 
@@ -184,7 +184,7 @@ def test_counters_serve_again(n_in: int) -> None:
     """The same bits from call to call, also where k is too short for every part to have some."""
     by, weight, norm = products(SPLIT), weight_of(n_in, 40, torch.float32), norm_of(40, torch.float32)
     x, y = values(5, 40), values(5, n_in, seed=1)
-    results = [by.write(Stream(x, None), y, weight, None, norm, EPS) for _ in range(3)]
+    results = [by.write(Residual(x, None), y, weight, None, norm, EPS) for _ in range(3)]
     stream = by.begin(y, norm_of(n_in, torch.float32), EPS)
     gated = [by.read_gated(stream, weight, None) for _ in range(3)]
     for written, one in zip(results, gated, strict=True):
@@ -199,7 +199,7 @@ def test_inputs_may_be_views_and_stay_as_they_are() -> None:
     y, x = wider[:, 40:140], stream[:, 7:47]
     before = stream.clone()
     by = products(None)
-    result = by.write(Stream(x, None), y, weight, None, norm_of(40, torch.float32), EPS)
+    result = by.write(Residual(x, None), y, weight, None, norm_of(40, torch.float32), EPS)
     assert close(result.x, x.double() + y.double() @ weight.double(), torch.float32)
     assert torch.equal(stream, before)
     begun = by.begin(y, norm_of(100, torch.float32), EPS)
@@ -209,7 +209,7 @@ def test_inputs_may_be_views_and_stay_as_they_are() -> None:
 def test_many_rows_are_torchs() -> None:
     n = linear.MAX_ROWS + 1
     by, x, norm, weight = products(None), values(n, 32), norm_of(32, torch.float32), weight_of(32, 48, torch.float32)
-    after, old = norm_of(48, torch.float32), Stream(values(n, 48), None)
+    after, old = norm_of(48, torch.float32), Residual(values(n, 48), None)
     stream, expected = by.begin(x, norm, EPS), TORCH.begin(x, norm, EPS)
     read = by.read(stream, weight, None, torch.float32)
     assert torch.equal(read, TORCH.read(expected, weight, None, torch.float32))

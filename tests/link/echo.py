@@ -12,7 +12,7 @@ import torch
 
 from saguaro.config import DraftConfig
 from saguaro.errors import ConfigError
-from saguaro.link.frame import Kind, frame
+from saguaro.link.frame import MessageKind, frame
 from saguaro.link.wire import encode_reply
 from saguaro.types import SCRIPT, DraftTimes, Joined, Outcome, Speculation
 
@@ -91,4 +91,4 @@ class Echo:
         if self.n_turns == self.switches.get("garbage"):
             os.write(int(sys.argv[1]), b"what the target cannot understand")
         if self.n_turns == self.switches.get("stale"):
-            os.write(int(sys.argv[1]), b"".join(frame(Kind.REPLY, 99, encode_reply(Speculation.empty(0)))))
+            os.write(int(sys.argv[1]), b"".join(frame(MessageKind.REPLY, 99, encode_reply(Speculation.empty(0)))))

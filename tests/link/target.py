@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from saguaro.config import DraftConfig, SamplingParams
-from saguaro.link.process import Patience, Process
+from saguaro.link.process import Process, Timeouts
 from saguaro.types import EMPTY, SCRIPT, DraftLink, Joined, Outcome, Speculation
 from tests.draft.config import new_config
 from tests.link.echo import propose
@@ -24,9 +24,9 @@ def draft_config(draft: str = "", n_vocab: int = V) -> DraftConfig:
     return new_config(n_vocab, draft=draft, lookahead=K, max_rows=ROWS)
 
 
-def start(draft: str = "", timeout: float = AGES, n_vocab: int = V, patience: Patience | None = None) -> Process:
+def start(draft: str = "", timeout: float = AGES, n_vocab: int = V, patience: Timeouts | None = None) -> Process:
     """A link to an Echo in a process of its own."""
-    patience = patience or Patience(pauses=(0.0,))
+    patience = patience or Timeouts(pauses=(0.0,))
     config = draft_config(draft, n_vocab)
     return Process(config, threads=1, cores=None, timeout=timeout, worker=WORKER, patience=patience)
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from saguaro.errors import DraftError
-from saguaro.link.process import Patience, Process
+from saguaro.link.process import Process, Timeouts
 from saguaro.types import Joined, Outcome, Speculation
 from tests.link.echo import q_of
 from tests.link.target import AGES, ROWS, WORKER, K, Target, draft_config, is_running, start, until
@@ -100,7 +100,7 @@ def test_cores_that_do_not_exist() -> None:
 @pytest.fixture(scope="module")
 def one_draft() -> Iterator[Process]:
     """One draft for all tests that leave it well: q is larger than a socket holds, and it prepares until it is late."""
-    with draft("q,linger", n_vocab=N_VOCAB, patience=Patience(pauses=(0.0,), behind=0.5)) as link:
+    with draft("q,linger", n_vocab=N_VOCAB, patience=Timeouts(pauses=(0.0,), behind=0.5)) as link:
         yield link
 
 
@@ -261,7 +261,7 @@ def test_a_draft_that_goes_mad_is_started_again(switch: str, why: str) -> None:
 
 
 def test_a_draft_that_dies_is_started_again_and_forgiven_if_it_had_answered_for_a_while() -> None:
-    with draft("die:4", patience=Patience(pauses=(0.0, 1000.0), settled=0.0)) as link:
+    with draft("die:4", patience=Timeouts(pauses=(0.0, 1000.0), settled=0.0)) as link:
         target = last_round("die:4", link)
         assert link.failure == "its process ended with exit status 7 and said nothing"
         target.play_until(lambda: target.n_spoken == 6)
@@ -271,7 +271,7 @@ def test_a_draft_that_dies_is_started_again_and_forgiven_if_it_had_answered_for_
 
 
 def test_pauses_grow_between_lives() -> None:
-    patience = Patience(pauses=(0.0, 0.0, 1000.0))
+    patience = Timeouts(pauses=(0.0, 0.0, 1000.0))
     dying = command("import sys; sys.exit(1)")
     link = Process(draft_config(), threads=1, cores=None, timeout=AGES, worker=dying, patience=patience)
     with contextlib.closing(link):

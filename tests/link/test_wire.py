@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from saguaro.config import SamplingParams, Structured
 from saguaro.link import frame, wire
 from saguaro.link.channel import Channel
-from saguaro.link.frame import Array, Kind, Message, WireError
-from saguaro.link.wire import MAX_WORDS, Limits, Turn
+from saguaro.link.frame import Array, Message, MessageKind, WireError
+from saguaro.link.wire import MAX_WORDS, DraftRequest, WireLimits
 from saguaro.types import SOURCES, DraftTimes, Joined, Outcome, Speculation
 from tests.link.target import draft_config
 
 V, K, ROWS = 7, 3, 4
-LIMITS = Limits(n_vocab=V, n_text=V + 2, lookahead=K, max_rows=ROWS)
+LIMITS = WireLimits(n_vocab=V, n_text=V + 2, lookahead=K, max_rows=ROWS)
 
 token = st.integers(0, V - 1)
 slot = st.integers(0, ROWS - 1)
@@ -60,7 +60,7 @@ def rows(draw: st.DrawFn) -> Joined:
 
 
 @st.composite
-def turns(draw: st.DrawFn) -> Turn:
+def turns(draw: st.DrawFn) -> DraftRequest:
     several = st.lists(slot, unique=True)
     decided = draw(several)
     length = [draw(st.integers(0, K)) for _ in decided]
@@ -68,7 +68,9 @@ def turns(draw: st.DrawFn) -> Turn:
     outcome = Outcome(ints(decided), ints(length), ints(accepted), ints([draw(token) for _ in decided]))
     slots = draw(several)
     joined = draw(st.lists(rows(), max_size=ROWS))
-    return Turn(draw(st.booleans()), draw(several), joined, outcome, slots, [draw(st.integers(0, 99)) for _ in slots])
+    return DraftRequest(
+        draw(st.booleans()), draw(several), joined, outcome, slots, [draw(st.integers(0, 99)) for _ in slots]
+    )
 
 
 @st.composite
@@ -98,8 +100,8 @@ def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 @given(turns())
-def test_a_turn_comes_out_as_it_went_in(turn: Turn) -> None:
-    out = wire.decode_turn(body(wire.encode_turn(turn)), LIMITS)
+def test_a_turn_comes_out_as_it_went_in(turn: DraftRequest) -> None:
+    out = wire.decode_request(body(wire.encode_request(turn)), LIMITS)
     assert replace(out, outcome=turn.outcome) == turn
     for name in ("slots", "length", "n_accepted", "bonus"):
         assert same(getattr(out.outcome, name), getattr(turn.outcome, name))
@@ -130,8 +132,8 @@ def test_q_is_not_copied() -> None:
 
 
 def test_a_top_k_beyond_any_vocabulary_can_be_sent() -> None:
-    turn = Turn(joined=[Joined(0, [1], params=SamplingParams(top_k=10**30))])
-    assert wire.decode_turn(body(wire.encode_turn(turn)), LIMITS).joined[0].params.top_k >= V
+    turn = DraftRequest(joined=[Joined(0, [1], params=SamplingParams(top_k=10**30))])
+    assert wire.decode_request(body(wire.encode_request(turn)), LIMITS).joined[0].params.top_k >= V
 
 
 def test_settings_come_out_as_they_went_in() -> None:
@@ -154,7 +156,7 @@ def test_a_failure_is_text_however_it_was_cut() -> None:
     assert len(wire.decode_text(body(wire.encode_text("ü" * MAX_WORDS)))) <= MAX_WORDS
 
 
-TURN = Turn(
+TURN = DraftRequest(
     left=[3],
     joined=[
         Joined(1, [1, 2, 3], 2, 5, SamplingParams(logit_bias={1: 0.5})),
@@ -167,13 +169,13 @@ TURN = Turn(
 SPEC = replace(Speculation.of([[1, 2], [3]], K, [2, 3]), q=torch.rand(2, K, V))
 
 
-def messages() -> Iterator[tuple[str, Kind, list[memoryview], Callable[[Array], object]]]:
+def messages() -> Iterator[tuple[str, MessageKind, list[memoryview], Callable[[Array], object]]]:
     """One message of each kind, and how its body is read."""
-    yield "turn", Kind.TURN, wire.encode_turn(TURN), lambda b: wire.decode_turn(b, LIMITS)
-    yield "reply", Kind.REPLY, wire.encode_reply(SPEC), lambda b: wire.decode_reply(b, 2, LIMITS)
-    yield "settings", Kind.SETTINGS, wire.encode_settings(draft_config()), wire.decode_settings
-    yield "ready", Kind.READY, [], lambda b: b
-    yield "failed", Kind.FAILED, wire.encode_text("no"), wire.decode_text
+    yield "turn", MessageKind.TURN, wire.encode_request(TURN), lambda b: wire.decode_request(b, LIMITS)
+    yield "reply", MessageKind.REPLY, wire.encode_reply(SPEC), lambda b: wire.decode_reply(b, 2, LIMITS)
+    yield "settings", MessageKind.SETTINGS, wire.encode_settings(draft_config()), wire.decode_settings
+    yield "ready", MessageKind.READY, [], lambda b: b
+    yield "failed", MessageKind.FAILED, wire.encode_text("no"), wire.decode_text
 
 
 def arrive(data: bytes) -> Message | None:
@@ -190,20 +192,24 @@ def arrive(data: bytes) -> Message | None:
 class TestDamage:
     """Every message, damaged in every place."""
 
-    def test_whole(self, kind: Kind, parts: list[memoryview], read: Callable[[Array], object]) -> None:
+    def test_whole(self, kind: MessageKind, parts: list[memoryview], read: Callable[[Array], object]) -> None:
         message = arrive(b"".join(frame.frame(kind, 9, parts)))
         assert message is not None
         assert message[:2] == (kind, 9)
         assert message.body.tobytes() == b"".join(parts)
         read(message.body)
 
-    def test_cut_off_anywhere(self, kind: Kind, parts: list[memoryview], read: Callable[[Array], object]) -> None:
+    def test_cut_off_anywhere(
+        self, kind: MessageKind, parts: list[memoryview], read: Callable[[Array], object]
+    ) -> None:
         data = b"".join(frame.frame(kind, 9, parts))
         for n in range(len(data)):
             with pytest.raises(EOFError):
                 arrive(data[:n])
 
-    def test_changed_anywhere(self, kind: Kind, parts: list[memoryview], read: Callable[[Array], object]) -> None:
+    def test_changed_anywhere(
+        self, kind: MessageKind, parts: list[memoryview], read: Callable[[Array], object]
+    ) -> None:
         data = b"".join(frame.frame(kind, 9, parts))
         for at in range(len(data)):
             for change in (1, 0x80, 0xFF):
@@ -211,9 +217,11 @@ class TestDamage:
                 with pytest.raises(WireError):
                     arrive(damaged)
 
-    def test_a_body_cut_or_grown(self, kind: Kind, parts: list[memoryview], read: Callable[[Array], object]) -> None:
+    def test_a_body_cut_or_grown(
+        self, kind: MessageKind, parts: list[memoryview], read: Callable[[Array], object]
+    ) -> None:
         """By a sender that counts well and says nonsense."""
-        if kind in (Kind.READY, Kind.FAILED):
+        if kind in (MessageKind.READY, MessageKind.FAILED):
             return
         whole = b"".join(parts)
         for other in (*(whole[:n] for n in range(len(whole))), whole + b"\0", whole + bytes(8)):
@@ -244,12 +252,12 @@ def test_any_number_replaced_by_nonsense_is_refused_or_possible(which: str) -> N
 @settings(max_examples=300)
 def test_random_bodies_are_refused_or_possible(data: bytes) -> None:
     padded = np.frombuffer(bytearray(data + bytes(-len(data) % 8)), np.uint8)
-    for read in (lambda: wire.decode_turn(padded, LIMITS), lambda: wire.decode_reply(padded, 2, LIMITS)):
+    for read in (lambda: wire.decode_request(padded, LIMITS), lambda: wire.decode_reply(padded, 2, LIMITS)):
         with contextlib.suppress(WireError):
             read()
 
 
-def bad_turn(**changes: object) -> Turn:
+def bad_turn(**changes: object) -> DraftRequest:
     """A turn with something impossible in it."""
     return replace(TURN, **changes)  # type: ignore[arg-type]
 
@@ -274,29 +282,29 @@ def bad_turn(**changes: object) -> Turn:
         bad_turn(outcome=Outcome(ints([0]), ints([1]), ints([1]), ints([V]))),
     ],
 )
-def test_an_impossible_turn_is_refused(turn: Turn) -> None:
+def test_an_impossible_turn_is_refused(turn: DraftRequest) -> None:
     with pytest.raises(WireError):
-        wire.decode_turn(body(wire.encode_turn(turn)), LIMITS)
+        wire.decode_request(body(wire.encode_request(turn)), LIMITS)
 
 
 @pytest.mark.parametrize(
     "text", ["{", "[1]", "{}", '{"regex": 1}', '{"regex": "a", "grammar": "b"}', '{"xml": "a"}', "\xff"]
 )
 def test_an_impossible_grammar_is_refused(text: str) -> None:
-    turn = Turn(joined=[Joined(0, [1], params=SamplingParams(structured=Structured(regex="a" * 60)))])
-    whole = b"".join(wire.encode_turn(turn))
+    turn = DraftRequest(joined=[Joined(0, [1], params=SamplingParams(structured=Structured(regex="a" * 60)))])
+    whole = b"".join(wire.encode_request(turn))
     wish = json.dumps({"regex": "a" * 60}).encode()
     assert whole.endswith(wish)
     data = whole[: -len(wish)] + text.encode("latin-1").ljust(len(wish))
     with pytest.raises(WireError, match="no words of a grammar"):
-        wire.decode_turn(np.frombuffer(bytearray(data), np.uint8), LIMITS)
+        wire.decode_request(np.frombuffer(bytearray(data), np.uint8), LIMITS)
 
 
 def test_impossible_sampling_is_refused() -> None:
     params = SamplingParams()
     object.__setattr__(params, "temperature", float("nan"))
     with pytest.raises(WireError, match="temperature is nan"):
-        wire.decode_turn(body(wire.encode_turn(Turn(joined=[Joined(0, [1], params=params)]))), LIMITS)
+        wire.decode_request(body(wire.encode_request(DraftRequest(joined=[Joined(0, [1], params=params)]))), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +330,7 @@ def test_an_impossible_reply_is_refused(spec: Speculation) -> None:
 def test_a_body_beyond_the_limit_is_refused_before_it_is_awaited() -> None:
     sender, receiver = socket.socketpair()
     with sender, receiver:
-        sender.sendall(frame.frame(Kind.FAILED, 1, wire.encode_text("x" * 100))[0])
+        sender.sendall(frame.frame(MessageKind.FAILED, 1, wire.encode_text("x" * 100))[0])
         with pytest.raises(WireError, match="100 bytes, where at most 99"):
             Channel(receiver, limit=99).receive()
 
@@ -330,7 +338,7 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_awaited() -> None:
 def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(frame, "VERSION", 4)
-        data = b"".join(frame.frame(Kind.READY, 1, []))
+        data = b"".join(frame.frame(MessageKind.READY, 1, []))
     with pytest.raises(WireError, match="version 4; this end speaks version 3"):
         arrive(data)
 
@@ -341,7 +349,7 @@ def test_messages_larger_than_the_socket_go_through_piece_by_piece() -> None:
     with ends[0], ends[1]:
         sender, receiver = Channel(ends[0], limit=0), Channel(ends[1], limit=10**8)
         payload = np.random.default_rng(0).integers(0, 256, 10**7, np.uint8)
-        sender.post(Kind.REPLY, 3, [payload.data])
+        sender.post(MessageKind.REPLY, 3, [payload.data])
         n_steps, message = 0, None
         while message is None:
             is_sent = sender.flush()
@@ -370,7 +378,7 @@ def test_a_channel_that_lost_count_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     with sender, Interrupting(fileno=plain.detach()) as receiver:
         channel = Channel(receiver, limit=0)
         receiver.is_armed = True
-        sender.sendall(b"".join(frame.frame(Kind.READY, 1, [])))
+        sender.sendall(b"".join(frame.frame(MessageKind.READY, 1, [])))
         with pytest.raises(KeyboardInterrupt):
             channel.receive()
         receiver.is_armed = False

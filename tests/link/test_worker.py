@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from saguaro.link.channel import Channel
-from saguaro.link.frame import Kind, Message
-from saguaro.link.wire import Limits, Turn, decode_reply, encode_settings, encode_turn
+from saguaro.link.frame import Message, MessageKind
+from saguaro.link.wire import DraftRequest, WireLimits, decode_reply, encode_request, encode_settings
 from saguaro.link.worker import serve
 from saguaro.types import Joined
 from tests.link.echo import Echo
@@ -24,7 +24,7 @@ class Draft:
         self.thread = threading.Thread(target=self._serve, args=(theirs,))
         self.thread.start()
 
-    def ask(self, kind: Kind, sequence: int, parts: Sequence[memoryview]) -> Message:
+    def ask(self, kind: MessageKind, sequence: int, parts: Sequence[memoryview]) -> Message:
         """Send a message and wait for the answer. EOFError: there is none."""
         self.channel.post(kind, sequence, parts)
         while (message := self.channel.exchange()) is None:
@@ -53,25 +53,27 @@ def draft() -> Iterator[Draft]:
 
 def test_settings_then_turns_then_the_end() -> None:
     with draft() as one:
-        assert one.ask(Kind.SETTINGS, 1, encode_settings(CONFIG))[:2] == (Kind.READY, 1)
-        turn = Turn(joined=[Joined(0, [1]), Joined(1, [2])], slots=[1, 0], room=[2, 9])
-        reply = one.ask(Kind.TURN, 2, encode_turn(turn))
-        assert reply[:2] == (Kind.REPLY, 2)
-        assert decode_reply(reply.body, 2, Limits.of(CONFIG)).length.tolist() == [2, CONFIG.lookahead]
+        assert one.ask(MessageKind.SETTINGS, 1, encode_settings(CONFIG))[:2] == (MessageKind.READY, 1)
+        turn = DraftRequest(joined=[Joined(0, [1]), Joined(1, [2])], slots=[1, 0], room=[2, 9])
+        reply = one.ask(MessageKind.TURN, 2, encode_request(turn))
+        assert reply[:2] == (MessageKind.REPLY, 2)
+        assert decode_reply(reply.body, 2, WireLimits.of(CONFIG)).length.tolist() == [2, CONFIG.lookahead]
     assert one.status == 0
 
 
 def test_who_starts_afresh_is_known_for_no_row() -> None:
     with draft() as one:
-        one.ask(Kind.SETTINGS, 1, encode_settings(CONFIG))
-        one.ask(Kind.TURN, 2, encode_turn(Turn(joined=[Joined(0, [1]), Joined(1, [2]), Joined(2, [3])])))
-        one.ask(Kind.TURN, 3, encode_turn(Turn(left=[0], joined=[Joined(1, [5])])))
+        one.ask(MessageKind.SETTINGS, 1, encode_settings(CONFIG))
+        one.ask(
+            MessageKind.TURN, 2, encode_request(DraftRequest(joined=[Joined(0, [1]), Joined(1, [2]), Joined(2, [3])]))
+        )
+        one.ask(MessageKind.TURN, 3, encode_request(DraftRequest(left=[0], joined=[Joined(1, [5])])))
         assert {slot: row.tokens for slot, row in one.sides[0].rows.items()} == {1: [5], 2: [3]}
-        one.ask(Kind.TURN, 4, encode_turn(Turn(is_afresh=True, joined=[Joined(3, [6])])))
+        one.ask(MessageKind.TURN, 4, encode_request(DraftRequest(is_afresh=True, joined=[Joined(3, [6])])))
         assert list(one.sides[0].rows) == [3]
 
 
-def refuses(*said: tuple[Kind, int, list[memoryview]]) -> bool:
+def refuses(*said: tuple[MessageKind, int, list[memoryview]]) -> bool:
     """Whether the last of these ends the worker."""
     with draft() as one:
         for message in said[:-1]:
@@ -86,13 +88,13 @@ def refuses(*said: tuple[Kind, int, list[memoryview]]) -> bool:
 
 
 def test_what_is_out_of_order_ends_it() -> None:
-    settings, turn = encode_settings(CONFIG), encode_turn(Turn())
-    ready = (Kind.SETTINGS, 1, settings)
-    assert refuses((Kind.TURN, 1, turn))
-    assert refuses((Kind.SETTINGS, 2, settings))
+    settings, turn = encode_settings(CONFIG), encode_request(DraftRequest())
+    ready = (MessageKind.SETTINGS, 1, settings)
+    assert refuses((MessageKind.TURN, 1, turn))
+    assert refuses((MessageKind.SETTINGS, 2, settings))
     assert refuses(ready, ready)
-    assert refuses(ready, (Kind.TURN, 1, turn))
-    assert refuses(ready, (Kind.TURN, 3, turn))
-    assert refuses(ready, (Kind.TURN, 2, settings))
-    assert refuses(ready, (Kind.TURN, 2, encode_turn(Turn(slots=[CONFIG.max_rows], room=[1]))))
-    assert not refuses(ready, (Kind.TURN, 2, turn))
+    assert refuses(ready, (MessageKind.TURN, 1, turn))
+    assert refuses(ready, (MessageKind.TURN, 3, turn))
+    assert refuses(ready, (MessageKind.TURN, 2, settings))
+    assert refuses(ready, (MessageKind.TURN, 2, encode_request(DraftRequest(slots=[CONFIG.max_rows], room=[1]))))
+    assert not refuses(ready, (MessageKind.TURN, 2, turn))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saguaro.attention.native import cpu_attention
-from saguaro.attention.step import Segment, flatten
+from saguaro.attention.step import Segment, make_step
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.kv.pages import PagePool, PageTable
 from saguaro.model.load import load
@@ -48,7 +48,7 @@ class Driver:
         for table, tokens, start, stop in rows:
             assert self.pool.reserve(table, stop)
             segments.append(Segment(tokens[start:stop], start, table.pages, n_wanted=stop - start))
-        logits = self._runner.forward(flatten(segments, PAGE_SIZE, CPU))
+        logits = self._runner.forward(make_step(segments, PAGE_SIZE, CPU))
         return list(logits.split([stop - start for _, _, start, stop in rows]))
 
     def chunks(self, tokens: Sequence[int], sizes: Sequence[int]) -> Tensor:  # [len(tokens), V]

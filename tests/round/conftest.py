@@ -4,9 +4,7 @@ from itertools import count
 
 import pytest
 
-from saguaro.draft.policy import elastic
-
 
 @pytest.fixture(autouse=True)
 def _every_look_at_the_clock_takes_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic, "now", count().__next__)
+    monkeypatch.setattr(adaptive, "now", count().__next__)

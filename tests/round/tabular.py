@@ -37,7 +37,7 @@ from saguaro.draft.policy import fallback
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.kv.pages import PagePool
 from saguaro.link.inline import Inline
-from saguaro.link.null import Silent
+from saguaro.link.null import NullLink
 from saguaro.methods import METHODS, Method
 from saguaro.model.spec import ModelSpec, Rope
 from saguaro.model.transformer import Transformer
@@ -410,7 +410,7 @@ def new_rig(setting: Setting) -> Rig:
     verifier = Watched(runner, rule, n_known=n_vocab, page_size=plan.page_size)
     if isinstance(side.planner, Seer):
         side.planner.verifier = verifier
-    link: DraftLink = setting.link(side, verifier) if method.drafts else Silent()
+    link: DraftLink = setting.link(side, verifier) if method.drafts else NullLink()
     return Rig(scheduler, Round(scheduler, verifier, link), side)
 
 

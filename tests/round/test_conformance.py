@@ -19,18 +19,18 @@ from torch import Tensor
 from saguaro import methods
 from saguaro.attention.branches import BranchAttention, Fork
 from saguaro.attention.native import cpu_attention
-from saguaro.attention.sdpa import slots_of
-from saguaro.attention.step import Segment, flatten
+from saguaro.attention.sdpa import kv_indices
+from saguaro.attention.step import Segment, make_step
 from saguaro.config import DraftConfig
 from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.policy import fallback
-from saguaro.draft.rows import Row
+from saguaro.draft.rows import DraftRow
 from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.kv.pages import PagePool
 from saguaro.link.inline import Inline
-from saguaro.link.null import Silent
+from saguaro.link.null import NullLink
 from saguaro.methods import METHODS, Method
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide, Round
@@ -133,7 +133,7 @@ def new_rig(
     verifier: Verifier = eager_verifier
     if kernels is not None:
         verifier = captured(eager_verifier, target, cache, kernels, scheduler, method)
-    return Rig(scheduler, Round(scheduler, verifier, link(side) if method.drafts else Silent()), side)
+    return Rig(scheduler, Round(scheduler, verifier, link(side) if method.drafts else NullLink()), side)
 
 
 def captured(
@@ -358,18 +358,18 @@ class Compares(Inline):
             self.n_compared += 1
         super().overlap()
 
-    def _fresh(self, row: Row) -> ModelDrafter:
+    def _fresh(self, row: DraftRow) -> ModelDrafter:
         fresh = self.new_drafter()
         fresh.is_near = lambda row: True  # type: ignore[method-assign]  # however long the text
         fresh.admit([row])
         return fresh
 
 
-def memory(drafter: ModelDrafter, row: Row) -> Tensor:
+def memory(drafter: ModelDrafter, row: DraftRow) -> Tensor:
     """Keys and values of a row's text and speculation."""
     length = len(row.text) + len(row.speculation)
     assert drafter.trunks[row.slot].n_computed >= length
-    slots = slots_of(drafter.trunks[row.slot].table.pages, length, drafter.cache.page_size)
+    slots = kv_indices(drafter.trunks[row.slot].table.pages, length, drafter.cache.page_size)
     return drafter.cache.memory[:, slots]
 
 
@@ -439,7 +439,7 @@ def test_a_branch_sees_its_trunk_up_to_the_fork_and_itself(page_size: int, targe
     trunks = [sorted(pages[20 * i : 20 * i + 20], reverse=i == 1) for i in range(3)]
     runner = Runner(target, cpu_attention(cache, target.spec))
     segments = [Segment(text, 0, trunk, 1) for text, trunk in zip(texts, trunks, strict=True)]
-    runner.forward(flatten(segments, page_size, CPU))
+    runner.forward(make_step(segments, page_size, CPU))
 
     own = [[chance.randrange(N_KNOWN) for _ in range(n_own)] for row in forks for _ in row]
     befores = [text[:fork] for text, row in zip(texts, forks, strict=True) for fork in row]

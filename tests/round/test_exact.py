@@ -18,16 +18,16 @@ from saguaro.algo import sampling
 from saguaro.algo.planning import Ahead, Planned
 from saguaro.config import FALLBACKS
 from saguaro.draft import rows
-from saguaro.draft.guess import DrawnGuess, Guess
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.ngram import Ngram
-from saguaro.draft.policy.elastic import Elastic
-from saguaro.draft.policy.fallback import ByBatch
+from saguaro.draft.policy.adaptive import AdaptiveFallback
+from saguaro.draft.policy.fallback import BatchSizeFallback
 from saguaro.draft.random import RandomTokens
-from saguaro.draft.rows import GoesOn, Proposal, Row, Wanted, stack_q
+from saguaro.draft.ranking import Ranking, SampledRanker
+from saguaro.draft.rows import DraftRow, GoesOn, Proposal, Wanted, stack_q
 from saguaro.methods import METHODS
 from saguaro.target import sampler
-from saguaro.target.sampler import Place
+from saguaro.target.sampler import Context
 from saguaro.types import Speculation
 from tests.round.tabular import (
     RULES,
@@ -135,9 +135,11 @@ def test_every_fallback(fallback: str, rule: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("fallback", ["batch", "measured"])
 def test_whoever_is_worth_the_wait(fallback: str, first: bool, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decision goes this way and that within one text."""
-    decisions: defaultdict[ByBatch | Elastic, Iterator[bool]] = defaultdict(lambda: cycle([first, not first]))
-    monkeypatch.setattr(Elastic, "_chooses", lambda self, is_worth: next(decisions[self]))
-    monkeypatch.setattr(ByBatch, "critical", property(lambda self: 99.0 * next(decisions[self])))
+    decisions: defaultdict[BatchSizeFallback | AdaptiveFallback, Iterator[bool]] = defaultdict(
+        lambda: cycle([first, not first])
+    )
+    monkeypatch.setattr(AdaptiveFallback, "_chooses", lambda self, is_worth: next(decisions[self]))
+    monkeypatch.setattr(BatchSizeFallback, "critical", property(lambda self: 99.0 * next(decisions[self])))
     monkeypatch.setattr(Ngram.__init__, "__defaults__", SHORT_RUNS)
     found = check(Setting(under(rule, "amusd", fallback=fallback), TARGET, DRAFT, max_tokens=LENGTH))
     assert found.sources["ngram"] > 0
@@ -147,18 +149,18 @@ def test_whoever_is_worth_the_wait(fallback: str, first: bool, rule: str, monkey
 @pytest.mark.parametrize("rule", RULES)
 def test_speculations_of_any_length(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drafted just in time is as long as pays: none, or one token and then another if that one has a lead."""
-    decisions: defaultdict[Elastic, Iterator[bool]] = defaultdict(lambda: cycle([True, True, False]))
-    monkeypatch.setattr(Elastic, "_chooses", lambda self, is_worth: next(decisions[self]))
+    decisions: defaultdict[AdaptiveFallback, Iterator[bool]] = defaultdict(lambda: cycle([True, True, False]))
+    monkeypatch.setattr(AdaptiveFallback, "_chooses", lambda self, is_worth: next(decisions[self]))
     ends: Counter[bool] = Counter()
 
-    def watch(self: Elastic, missed: Sequence[Wanted], rate: float | None) -> GoesOn:
-        def goes_on(leads: Sequence[tuple[Row, float]]) -> bool:
+    def watch(self: AdaptiveFallback, missed: Sequence[Wanted], rate: float | None) -> GoesOn:
+        def goes_on(leads: Sequence[tuple[DraftRow, float]]) -> bool:
             ends[leads[0][1] > 0] += 1
             return leads[0][1] > 0
 
         return goes_on
 
-    monkeypatch.setattr(Elastic, "_watch", watch)
+    monkeypatch.setattr(AdaptiveFallback, "_watch", watch)
     method = under(rule, "sd" if rule == "rejection" else "ssd-uniform", fallback="measured")
     found = check(Setting(method, TARGET, SURER, 2, max_tokens=LENGTH, budget=1))
     assert found.sources["draft"] > 0
@@ -235,7 +237,7 @@ def test_two_rows_that_always_hit(rule: str) -> None:
 def test_the_q_of_another_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     adopt = ModelDrafter.adopt
 
-    def wrong(self: ModelDrafter, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
+    def wrong(self: ModelDrafter, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
         found = adopt(self, hits)
         return [(tokens, q) for (tokens, _), (_, q) in zip(found, reversed(found), strict=True)]
 
@@ -322,7 +324,7 @@ def test_noise_that_is_the_same_for_every_draft_is_seen(fallback: str, monkeypat
     method = under("rejection", "ssd", fallback=fallback)
     setting = Setting(method, JEALOUS, WORRIED, lookahead=2, max_tokens=LENGTH)
     assert check(setting).sources["cache"] > 0
-    monkeypatch.setattr(DrawnGuess, "start", lambda self: 1)
+    monkeypatch.setattr(SampledRanker, "start", lambda self: 1)
     assert is_wrong(setting)
 
 
@@ -339,11 +341,11 @@ def test_coins_that_are_not_their_own_are_seen() -> None:
     assert is_wrong(Setting(under("rejection", "sd"), *WIDE, max_tokens=2), chance)
 
 
-def told(change: Callable[[DrawnGuess, Guess, Tensor, Sequence[Place]], Tensor]) -> Callable[..., Guess]:
+def told(change: Callable[[SampledRanker, Ranking, Tensor, Sequence[Context]], Tensor]) -> Callable[..., Ranking]:
     """DrawnGuess's guess, with another q for the target."""
-    guess = DrawnGuess.__call__
+    guess = SampledRanker.__call__
 
-    def wrong(self: DrawnGuess, logits: Tensor, places: Sequence[Place], drafts: Sequence[int] | None) -> Guess:
+    def wrong(self: SampledRanker, logits: Tensor, places: Sequence[Context], drafts: Sequence[int] | None) -> Ranking:
         before = logits.clone()
         found = guess(self, logits, places, drafts)
         return found if found.q is None else replace(found, q=change(self, found, before, places))
@@ -354,7 +356,7 @@ def told(change: Callable[[DrawnGuess, Guess, Tensor, Sequence[Place]], Tensor])
 @pytest.mark.parametrize("method", ["sd", "saguaro"])
 def test_saguaro_samples_told_as_plain_ones_are_seen(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = told(lambda self, guess, logits, places: logits.softmax(-1))
-    monkeypatch.setattr(DrawnGuess, "__call__", plain)
+    monkeypatch.setattr(SampledRanker, "__call__", plain)
     setting = Setting(under("rejection", method), TARGET, DRAFT)
     assert not is_wrong(setting), "with C = 1 it is no mistake"
     assert is_wrong(replace(setting, saguaro_c=0.25))
@@ -363,7 +365,7 @@ def test_saguaro_samples_told_as_plain_ones_are_seen(method: str, monkeypatch: p
 def test_a_sample_may_be_told_as_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     """One-hot is true of any token once it is there, so a fallback can always say it."""
     one_hot = told(lambda self, guess, logits, places: torch.nn.functional.one_hot(guess.token, 3).double())
-    monkeypatch.setattr(DrawnGuess, "__call__", one_hot)
+    monkeypatch.setattr(SampledRanker, "__call__", one_hot)
     check(Setting(under("rejection", "sd"), TARGET, DRAFT))
 
 
@@ -373,7 +375,7 @@ def test_fallback_tokens_told_as_samples_are_seen(
 ) -> None:
     propose = proposer.propose
 
-    def wrong(self: RandomTokens | Ngram, missed: Sequence[Row], lookahead: int) -> Proposal:
+    def wrong(self: RandomTokens | Ngram, missed: Sequence[DraftRow], lookahead: int) -> Proposal:
         found = propose(self, missed, lookahead)  # type: ignore[arg-type]
         return Proposal(found.tokens, torch.full((len(missed), lookahead, 3), 1 / 3, dtype=torch.float64))
 
@@ -388,7 +390,7 @@ def test_fallback_tokens_told_as_samples_are_seen(
 def test_the_q_of_another_branch_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     adopt = ModelDrafter.adopt
 
-    def wrong(self: ModelDrafter, hits: Sequence[tuple[Row, int]]) -> list[tuple[list[int], Tensor | None]]:
+    def wrong(self: ModelDrafter, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
         n_branches = len(self._branches.tokens)
         return [
             (tokens, None if q is None else self._branches.q[0][[(branch + 1) % n_branches]])
@@ -403,7 +405,7 @@ def test_noise_of_a_wrong_position_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     """The bonus after an accepted token would be drawn with that token's own noise."""
     rules = sampler.rules
 
-    def wrong(places: Sequence[Place], device: torch.device) -> sampling.Rules:
+    def wrong(places: Sequence[Context], device: torch.device) -> sampling.Rules:
         first = torch.tensor([len(request.tokens) for request, _ in places])
         return replace(rules(places, device), positions=first)
 

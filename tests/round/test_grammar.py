@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from saguaro.draft.rows import Rows
+from saguaro.draft.rows import DraftRows
 from saguaro.target.grammar import Guide, Mask
 from saguaro.target.request import Request
 from tests.round import tabular
@@ -65,9 +65,9 @@ def guided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
             one.grammar = NoTwins(slow_after)
         return requests
 
-    admit = Rows.admit
+    admit = DraftRows.admit
 
-    def admit_guided(self: Rows, joined: Any) -> Any:
+    def admit_guided(self: DraftRows, joined: Any) -> Any:
         rows = admit(self, joined)
         for row in rows:
             row.request.grammar = Guide(NoTwins((1,) if slow_after else ()))
@@ -75,7 +75,7 @@ def guided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
     monkeypatch.setattr(tabular, "new_requests", new_requests)
     if request.param != "target":
-        monkeypatch.setattr(Rows, "admit", admit_guided)
+        monkeypatch.setattr(DraftRows, "admit", admit_guided)
     return str(request.param)
 
 

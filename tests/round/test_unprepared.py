@@ -18,8 +18,8 @@ from saguaro.algo.planning import Ahead, Planned
 from saguaro.draft import graphed
 from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.policy import fallback
-from saguaro.draft.policy.economy import Lavish
-from saguaro.draft.rows import Row, Rows
+from saguaro.draft.policy.prepare import AlwaysPrepare
+from saguaro.draft.rows import DraftRow, DraftRows
 from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.methods import METHODS, draft_side
 from saguaro.model.transformer import Transformer
@@ -42,13 +42,13 @@ class Moody:
         self._chance, self._share = Random(seed), share
         self.decided: list[bool] = []
 
-    def prepares(self, asked: Sequence[Row], known: Iterable[Row]) -> bool:
+    def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
         """See Economy."""
         assert set(asked) <= set(known)
         self.decided.append(self._chance.random() < self._share)
         return self.decided[-1]
 
-    def learn(self, outcome: Outcome, rows: Rows) -> None:
+    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
         """See Economy."""
 
 
@@ -116,7 +116,7 @@ def test_requests_that_are_not_prepared_for_are_never_hit(
     requests = new_requests(n=N_REQUESTS)
     for request in requests[::every]:
         request.params = replace(request.params, prepare=False)
-    rig.side.economy = Lavish()
+    rig.side.economy = AlwaysPrepare()
     events: list[RoundEvent] = []
     rig.round.observers.append(events.append)
     assert rig.run(requests) == truth

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from saguaro.errors import ConfigError, Unavailable
-from saguaro.serve.isolated import Exceeded, Isolated, Limits
+from saguaro.serve.isolated import Budget, Exceeded, Isolated
 from tests.link.target import until
 
 
 @pytest.fixture
 def job() -> Iterator[Isolated]:
-    limits = Limits(core_seconds=0.2, seconds=30.0, memory_bytes=64 * 2**20, niceness=3)
+    limits = Budget(core_seconds=0.2, seconds=30.0, memory_bytes=64 * 2**20, niceness=3)
     isolated = Isolated("tests.engine.jobs:maker", lambda: {"a": "é" * 200_000}, limits)
     yield isolated
     isolated.close()
@@ -53,7 +53,7 @@ def test_what_takes_too_much_is_ended_and_the_next_call_is_answered(job: Isolate
 
 
 def test_what_only_waits_is_ended_by_the_clock_on_the_wall() -> None:
-    job = Isolated("tests.engine.jobs:maker", dict, Limits(seconds=0.5))
+    job = Isolated("tests.engine.jobs:maker", dict, Budget(seconds=0.5))
     with pytest.raises(Exceeded, match=r"longer than 0\.5 seconds") as e:
         job("sleep")
     assert not e.value.is_certain
@@ -96,7 +96,7 @@ def test_closing_ends_it_also_in_the_middle_of_a_call(job: Isolated) -> None:
 
 
 def test_it_ends_with_its_owner() -> None:
-    job = Isolated("tests.engine.jobs:maker", dict, Limits())
+    job = Isolated("tests.engine.jobs:maker", dict, Budget())
     pid = job("echo")[2]
     child = job._child
     assert child is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saguaro.attention.native import NativeAttention
 from saguaro.attention.sdpa import AttentionBackend, SDPAttention
-from saguaro.attention.step import Segment, flatten
+from saguaro.attention.step import Segment, make_step
 from saguaro.kernels.ready import computed_in, ready
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.model.load import load
@@ -44,7 +44,7 @@ class Texts:
         found: list[list[Tensor]] = [[], []]
         for step in steps:
             segments = [Segment(self.tokens[t][a:b], a, self.pages[t], n_wanted=b - a) for t, a, b in step]
-            parts = runner.forward(flatten(segments, PAGE, CPU)).split([b - a for _, a, b in step])
+            parts = runner.forward(make_step(segments, PAGE, CPU)).split([b - a for _, a, b in step])
             for (text, _, _), part in zip(step, parts, strict=True):
                 found[text].append(part)
         return [torch.cat(parts) if parts else torch.empty(0) for parts in found]

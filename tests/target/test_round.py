@@ -18,16 +18,16 @@ from saguaro.attention.native import cpu_attention
 from saguaro.config import SamplingParams
 from saguaro.draft.model import NoModel
 from saguaro.draft.ngram import Ngram
-from saguaro.draft.policy.economy import Lavish
-from saguaro.draft.policy.fallback import Always
+from saguaro.draft.policy.fallback import FixedFallback
+from saguaro.draft.policy.prepare import AlwaysPrepare
 from saguaro.draft.rows import Proposer
 from saguaro.draft.scripted import Script, Scripted
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.kv.pages import PagePool
 from saguaro.link.inline import Inline
-from saguaro.link.null import Silent
+from saguaro.link.null import NullLink
 from saguaro.model.spec import ModelSpec, Rope
-from saguaro.model.transformer import Place, Transformer
+from saguaro.model.transformer import KVWrite, Transformer
 from saguaro.round import DraftSide, Round
 from saguaro.runner.runner import Runner
 from saguaro.target.request import Request
@@ -73,8 +73,8 @@ class Written:
     def __init__(self, n_tokens: int) -> None:
         self._memory = torch.empty(n_tokens, 2 * SPEC.n_kv_heads, SPEC.head_dim, dtype=torch.float64)
 
-    def place(self, layer: int) -> Place:
-        return Place(self._memory, torch.arange(len(self._memory)))
+    def place(self, layer: int) -> KVWrite:
+        return KVWrite(self._memory, torch.arange(len(self._memory)))
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         n, n_heads, d = q.shape
@@ -105,7 +105,9 @@ def scripted(script: Script, lookahead: int) -> Inline:
 
 def proposing(proposer: Proposer, lookahead: int) -> Inline:
     """A link to a draft that prepares nothing."""
-    return Inline(DraftSide(NoModel(), None, Always(proposer), Lavish(), lookahead=lookahead, n_vocab=N_KNOWN))
+    return Inline(
+        DraftSide(NoModel(), None, FixedFallback(proposer), AlwaysPrepare(), lookahead=lookahead, n_vocab=N_KNOWN)
+    )
 
 
 @torch.inference_mode()
@@ -179,7 +181,7 @@ def new_rig(
     verifier = EagerVerifier(
         Runner(model, cpu_attention(cache, model.spec)), rule, n_known=N_KNOWN, page_size=page_size
     )
-    return Rig(scheduler, Round(scheduler, verifier, link or Silent()))
+    return Rig(scheduler, Round(scheduler, verifier, link or NullLink()))
 
 
 def new_requests(styles: Sequence[str] = tuple(STYLES), n: int = 16, max_tokens: int = 20) -> list[Request]:

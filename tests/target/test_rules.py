@@ -15,7 +15,7 @@ from saguaro.algo.verification import BROKEN
 from saguaro.model.tiny import write_tiny
 from saguaro.target.request import Request
 from saguaro.target.rules import Rejection, Rule, SharedNoise
-from saguaro.target.sampler import Place, Sampler
+from saguaro.target.sampler import Context, Sampler
 from saguaro.types import DRAFT, Speculation
 
 V = 5
@@ -42,7 +42,9 @@ def decide(
     width = 4  # wider than any row needs
     drawn = Speculation.of(drafted, width, [DRAFT] * len(drafted))
     spec = Speculation(drawn.tokens, drawn.length, drawn.source, q)
-    places: list[Place] = [(r, own[:j]) for r, own in zip(requests, drafted, strict=True) for j in range(len(own) + 1)]
+    places: list[Context] = [
+        (r, own[:j]) for r, own in zip(requests, drafted, strict=True) for j in range(len(own) + 1)
+    ]
     assert len(places) == len(logits)
     n_accepted, bonus = rule(logits.clone(), places, spec)
     return list(zip(n_accepted.tolist(), bonus.tolist(), strict=True))

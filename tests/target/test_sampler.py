@@ -14,7 +14,7 @@ from torch import Tensor
 from saguaro import rng
 from saguaro.config import SamplingParams
 from saguaro.target.request import Request
-from saguaro.target.sampler import Place, Sampler, adjust, logprobs, rules
+from saguaro.target.sampler import Context, Sampler, adjust, logprobs, rules
 
 V = 12
 CPU = torch.device("cpu")
@@ -98,7 +98,7 @@ def test_a_sampler_obeys_min_tokens_place_by_place() -> None:
     logits = torch.zeros(4, V)
     logits[:, 5] = 9.0
     request = new_request(output=[1], min_tokens=3, temperature=0.0, stop_token_ids=(5,))
-    places: list[Place] = [(request, [1] * j) for j in range(4)]
+    places: list[Context] = [(request, [1] * j) for j in range(4)]
     assert (Sampler(V)(logits, places) == 5).tolist() == [False, False, True, True]
 
 
@@ -126,7 +126,7 @@ def test_a_bias_does_not_lift_a_ban() -> None:
 def test_padding_rows_of_the_head_are_never_chosen(temperature: float) -> None:
     logits = torch.zeros(500, V)
     logits[:, 8:] = 30.0
-    places: list[Place] = [
+    places: list[Context] = [
         (new_request(seed=seed, temperature=temperature, logit_bias={9: 50.0}), ()) for seed in range(500)
     ]
     tokens = Sampler(n_known=8)(logits, places)
@@ -136,7 +136,7 @@ def test_padding_rows_of_the_head_are_never_chosen(temperature: float) -> None:
 def test_the_noise_of_a_place_is_that_of_its_position_in_the_text() -> None:
     """A token is the same whether it is reached by decoding or inside a speculation."""
     request = new_request([1, 2, 3], [4, 5], seed=99)
-    places: list[Place] = [(request, [6] * j) for j in range(4)]
+    places: list[Context] = [(request, [6] * j) for j in range(4)]
     found = rules(places, CPU)
     assert found.positions.tolist() == [5, 6, 7, 8]
     assert found.seeds.tolist() == [99] * 4

@@ -15,9 +15,9 @@ from saguaro.config import SamplingParams
 from saguaro.errors import CapacityError, EmptyPrompt, PromptTooLong
 from saguaro.kv.pages import PagePool
 from saguaro.target.grammar import Mask
-from saguaro.target.pace import UNBOUND, Patience
 from saguaro.target.request import Request
 from saguaro.target.scheduler import Batch, Commit, Scheduler, lookahead_limits
+from saguaro.target.step_cost import UNBOUND, LatencyBudget
 from saguaro.types import Outcome, Speculation
 
 V = 5
@@ -194,7 +194,7 @@ def new_scheduler(
     max_tokens: int = 16,
     lookahead: int = 0,
     caching: bool = True,
-    patience: Patience = UNBOUND,
+    patience: LatencyBudget = UNBOUND,
 ) -> Scheduler:
     return Scheduler(
         PagePool(n_pages, page_size, caching),
@@ -236,7 +236,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_length=st.integers(6, 24),
         lookahead=st.integers(0, 4),
         caching=st.booleans(),
-        patience=st.sampled_from([UNBOUND, Patience(1e-9), Patience(0.5), Patience(0.5, n_rounds=2)]),
+        patience=st.sampled_from([UNBOUND, LatencyBudget(1e-9), LatencyBudget(0.5), LatencyBudget(0.5, n_rounds=2)]),
         step_s=st.sampled_from([1e-6, 0.1, 10.0]),
     )
     def build(
@@ -248,7 +248,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_length: int,
         lookahead: int,
         caching: bool,
-        patience: Patience,
+        patience: LatencyBudget,
         step_s: float,
     ) -> None:
         self.scheduler = new_scheduler(

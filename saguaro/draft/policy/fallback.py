@@ -1,7 +1,7 @@
 """Who drafts a row whose outcome was not prepared: always the same, or whoever is worth the wait at this batch size.
 
 A draft model drafts well, but everybody waits for it; an n-gram look-up costs nothing. Theorem 17 gives the batch size
-b* at which waiting stops to pay; `Measured` asks the same of what was measured, for the misses at hand.
+b* at which waiting stops to pay; `MeasuredFallback` asks the same of what was measured, for the misses at hand.
 """
 
 import math
@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from saguaro.algo.theory import critical_batch_size
 from saguaro.draft.policy.average import Average
-from saguaro.draft.rows import Proposal, Proposer, Row, Rows, Wanted
+from saguaro.draft.rows import DraftRow, DraftRows, Proposal, Proposer, Wanted
 from saguaro.types import CACHE, EMPTY, Outcome
 
 ASSUMED = 8  # misses for which it counts what the primary's other speculations are worth
@@ -27,21 +27,21 @@ class Fallback(Protocol):
     def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
         """Put a speculation in flight for each of these, in a batch of n_rows."""
 
-    def learn(self, outcome: Outcome, rows: Rows) -> None:
+    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
         """What came of what is in flight; told before it is committed."""
 
 
-class Nobody:
+class NoProposer:
     """Proposes nothing."""
 
     source = EMPTY
 
-    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+    def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
         """Nothing."""
         return Proposal([[] for _ in rows])
 
 
-class Always:
+class FixedFallback:
     """The same proposer for every miss."""
 
     def __init__(self, proposer: Proposer) -> None:
@@ -51,15 +51,15 @@ class Always:
         """See Fallback."""
         put_in_flight(self._proposer, missed)
 
-    def learn(self, outcome: Outcome, rows: Rows) -> None:
+    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
         """Nothing to decide."""
 
 
-class ByBatch:
+class BatchSizeFallback:
     """The primary below b* rows, the backup from there on; b* by Theorem 17 from running measurements."""
 
     def __init__(self, primary: Proposer, backup: Proposer) -> None:
-        self._seen = Seen(primary, backup)
+        self._seen = FallbackStats(primary, backup)
 
     @property
     def critical(self) -> float:
@@ -73,16 +73,16 @@ class ByBatch:
         """See Fallback."""
         self._seen.draft(missed, n_rows < self.critical)
 
-    def learn(self, outcome: Outcome, rows: Rows) -> None:
+    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
         """See Fallback."""
         self._seen.outcome(outcome, rows)
 
 
-class Measured:
+class MeasuredFallback:
     """The primary where the tokens it adds are worth more than the time everybody waits for them."""
 
     def __init__(self, primary: Proposer, backup: Proposer) -> None:
-        self._seen = Seen(primary, backup)
+        self._seen = FallbackStats(primary, backup)
 
     def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
         """See Fallback."""
@@ -101,13 +101,13 @@ class Measured:
         rate = n_rows * (1 + seen.accepted.mean(0.0)) / seen.verify_s.mean(1.0)
         return gained > rate * seen.draft_s.mean(0.0)
 
-    def learn(self, outcome: Outcome, rows: Rows) -> None:
+    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
         """See Fallback."""
         self._seen.outcome(outcome, rows)
 
 
 @dataclass
-class Seen:
+class FallbackStats:
     """Has misses drafted by the one or the other, and measures what that gives and costs."""
 
     primary: Proposer  # slow and good
@@ -120,8 +120,8 @@ class Seen:
     hit_after_miss: Average = field(default_factory=Average)
     draft_s: Average = field(default_factory=partial(Average, kept=0.9))  # a miss drafted by the primary; at first slow
     verify_s: Average = field(default_factory=Average)  # between an answer and the next outcome
-    _was_hit: WeakKeyDictionary[Row, bool] = field(default_factory=WeakKeyDictionary)
-    _was_slow: dict[Row, bool] = field(default_factory=dict)  # the misses that were last drafted
+    _was_hit: WeakKeyDictionary[DraftRow, bool] = field(default_factory=WeakKeyDictionary)
+    _was_slow: dict[DraftRow, bool] = field(default_factory=dict)  # the misses that were last drafted
     _answered: float = math.nan
     _n_decisions: int = 0
 
@@ -136,7 +136,7 @@ class Seen:
         if is_slow and missed:
             self.draft_s.add(self._answered - began)
 
-    def outcome(self, outcome: Outcome, rows: Rows) -> None:
+    def outcome(self, outcome: Outcome, rows: DraftRows) -> None:
         """Count what came of what is in flight."""
         if len(outcome.slots) and not math.isnan(self._answered):
             self.verify_s.add(time.perf_counter() - self._answered)

@@ -14,7 +14,7 @@ from saguaro.errors import Unavailable
 from saguaro.serve.front import Front
 from saguaro.serve.http.body import SMALL
 from saguaro.serve.http.errors import APIError, api_error
-from saguaro.serve.http.limits import Limits
+from saguaro.serve.http.limits import ServerLimits
 from saguaro.serve.http.page import FILES
 from saguaro.serve.http.sse import ClientGone
 
@@ -102,7 +102,7 @@ class BodyGuard:
     Where they hold too much, the large one that has been coming for longest is given up; if none is, the new one.
     """
 
-    def __init__(self, app: ASGIApp, front: Front, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, front: Front, limits: ServerLimits) -> None:
         self._app, self._front = app, front
         self._max_bytes, self._seconds = limits.max_body_bytes, limits.body_timeout
         self._bodies: dict[_Body, None] = {}  # of all requests that are served, the oldest first

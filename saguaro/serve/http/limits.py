@@ -8,7 +8,7 @@ from saguaro.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ServerLimits:
     """What a request may be, and how long it may take."""
 
     max_waiting: int = 128

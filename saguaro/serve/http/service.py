@@ -14,7 +14,7 @@ from saguaro.errors import ConfigError, PromptTooLong
 from saguaro.serve.front import Front
 from saguaro.serve.http.body import SMALL, read_body
 from saguaro.serve.http.errors import APIError
-from saguaro.serve.http.limits import Limits
+from saguaro.serve.http.limits import ServerLimits
 from saguaro.serve.http.paced import Paced
 from saguaro.serve.http.readers import Readers
 from saguaro.serve.prometheus import Metrics
@@ -35,7 +35,7 @@ class Service:
         self,
         engine: Engine,
         names: Sequence[str],
-        limits: Limits,
+        limits: ServerLimits,
         parsers: Parsers | None = None,
         defaults: Mapping[str, Any] | None = None,  # of requests' parameters, where they do not say
     ) -> None:

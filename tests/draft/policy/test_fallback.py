@@ -10,8 +10,16 @@ import torch
 from saguaro.algo.theory import critical_batch_size
 from saguaro.draft.policy import fallback
 from saguaro.draft.policy.average import Average
-from saguaro.draft.policy.fallback import EVERY, Always, ByBatch, Fallback, Measured, Nobody, put_in_flight
-from saguaro.draft.rows import Proposal, Row, Rows
+from saguaro.draft.policy.fallback import (
+    EVERY,
+    BatchSizeFallback,
+    Fallback,
+    FixedFallback,
+    MeasuredFallback,
+    NoProposer,
+    put_in_flight,
+)
+from saguaro.draft.rows import DraftRow, DraftRows, Proposal
 from saguaro.types import CACHE, DRAFT, EMPTY, NGRAM, Joined, Outcome
 
 K = 4
@@ -41,7 +49,7 @@ class Counting:
         self.clock, self.source, self.seconds, self.n_most = clock, source, seconds, n_most
         self.asked: list[tuple[list[int], int]] = []  # slots and lookahead of each time
 
-    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+    def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
         self.asked.append(([row.slot for row in rows], lookahead))
         self.clock.now += self.seconds
         return Proposal([list(range(1, min(lookahead, self.n_most) + 1)) for _ in rows])
@@ -52,7 +60,7 @@ class Drawing:
 
     source = DRAFT
 
-    def propose(self, rows: Sequence[Row], lookahead: int) -> Proposal:
+    def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
         q = torch.stack([torch.full((lookahead, 3), float(row.slot)) for row in rows])
         return Proposal([[2] * lookahead for _ in rows], q)
 
@@ -62,10 +70,10 @@ class World:
 
     def __init__(self, clock: Clock, parts: Fallback, n_rows: int = 1, verify_s: float = 1.0) -> None:
         self.clock, self.fallback, self.verify_s, self.token_s = clock, parts, verify_s, 0.0
-        self.rows = Rows()
+        self.rows = DraftRows()
         self.rows.admit([Joined(slot, [1]) for slot in range(n_rows)])
 
-    def row(self, slot: int) -> Row:
+    def row(self, slot: int) -> DraftRow:
         row = self.rows.get(slot)
         assert row is not None
         return row
@@ -111,7 +119,7 @@ def test_an_average_forgets_slowly() -> None:
 
 
 def test_rows_get_what_they_have_room_for(clock: Clock) -> None:
-    world = World(clock, Always(Nobody()), n_rows=3)
+    world = World(clock, FixedFallback(NoProposer()), n_rows=3)
     some = Counting(clock, NGRAM)
     put_in_flight(some, [(world.row(2), 1), (world.row(0), 3)])
     assert some.asked == [([2, 0], 3)]
@@ -129,10 +137,10 @@ def both(clock: Clock) -> tuple[Counting, Counting]:
     return Counting(clock, DRAFT, seconds=0.5), Counting(clock, NGRAM, n_most=1)
 
 
-@pytest.mark.parametrize("kind", [Always, ByBatch, Measured])
+@pytest.mark.parametrize("kind", [FixedFallback, BatchSizeFallback, MeasuredFallback])
 def test_nobody_is_asked_where_nothing_was_missed(clock: Clock, kind: type) -> None:
     primary, backup = both(clock)
-    parts = Always(primary) if kind is Always else kind(primary, backup)
+    parts = FixedFallback(primary) if kind is FixedFallback else kind(primary, backup)
     world = World(clock, parts, n_rows=2)
     for _ in range(3):
         assert world.play(hits=[0, 1]) == [CACHE, CACHE]
@@ -141,10 +149,10 @@ def test_nobody_is_asked_where_nothing_was_missed(clock: Clock, kind: type) -> N
 
 def test_always_asks_the_same(clock: Clock) -> None:
     primary, _ = both(clock)
-    world = World(clock, Always(primary), n_rows=3)
+    world = World(clock, FixedFallback(primary), n_rows=3)
     assert world.play(hits=[1]) == [DRAFT, CACHE, DRAFT]
     assert primary.asked == [([0, 2], K)]
-    nobody = World(clock, Always(Nobody()))
+    nobody = World(clock, FixedFallback(NoProposer()))
     assert nobody.play() == [EMPTY]
 
 
@@ -153,7 +161,7 @@ def test_always_asks_the_same(clock: Clock) -> None:
 
 def test_the_critical_batch_size_is_that_of_theorem_17(clock: Clock) -> None:
     primary, backup = both(clock)
-    parts = ByBatch(primary, backup)
+    parts = BatchSizeFallback(primary, backup)
     assert parts.critical == math.inf
     world = World(clock, parts, n_rows=2, verify_s=2.0)
     stands = {DRAFT: 3, NGRAM: 1, CACHE: 4}
@@ -176,7 +184,7 @@ def test_the_critical_batch_size_is_that_of_theorem_17(clock: Clock) -> None:
 
 def test_the_primary_below_the_critical_batch_size_and_the_backup_above(clock: Clock) -> None:
     primary, backup = both(clock)
-    parts = ByBatch(primary, backup)
+    parts = BatchSizeFallback(primary, backup)
     world = World(clock, parts, n_rows=4, verify_s=1.0)
     for at in range(200):  # three rows of four hit, each time others
         world.play([slot for slot in range(4) if (slot + at) % 4], {DRAFT: 2, NGRAM: 0, CACHE: 2}, n_rows=1)
@@ -190,7 +198,7 @@ def test_the_primary_below_the_critical_batch_size_and_the_backup_above(clock: C
 
 def test_waiting_for_a_primary_that_is_no_better_never_pays(clock: Clock) -> None:
     primary, backup = both(clock)
-    parts = ByBatch(primary, backup)
+    parts = BatchSizeFallback(primary, backup)
     world = World(clock, parts)
     for _ in range(10):
         world.play(accepted={DRAFT: 0, NGRAM: 1})
@@ -208,7 +216,7 @@ def sources(world: World, n: int, accepted: dict[int, int], room: int = K) -> li
 
 def test_a_primary_that_pays_is_asked_but_for_a_sample(clock: Clock) -> None:
     primary, backup = both(clock)
-    found = sources(World(clock, Measured(primary, backup)), 2 * EVERY, {DRAFT: 3, NGRAM: 0})
+    found = sources(World(clock, MeasuredFallback(primary, backup)), 2 * EVERY, {DRAFT: 3, NGRAM: 0})
     assert [at for at, source in enumerate(found, 1) if source == NGRAM] == [EVERY, 2 * EVERY]
 
 
@@ -216,7 +224,7 @@ def test_a_primary_that_is_slow_is_left_until_it_is_quick(clock: Clock) -> None:
     """3 tokens more for 0.5 s pay where a round of 1 s gives less than 4; for 5 s they do not."""
     primary, backup = both(clock)
     primary.seconds = 5.0
-    world, stands = World(clock, Measured(primary, backup)), {DRAFT: 3, NGRAM: 0}
+    world, stands = World(clock, MeasuredFallback(primary, backup)), {DRAFT: 3, NGRAM: 0}
     found = sources(world, 2 * EVERY, stands)
     assert found[0] == DRAFT, "before anything is known"
     assert [at for at, source in enumerate(found, 1) if source == DRAFT] == [1, EVERY, 2 * EVERY]
@@ -228,7 +236,7 @@ def test_a_primary_that_is_slow_is_left_until_it_is_quick(clock: Clock) -> None:
 def test_a_primary_that_is_of_no_use_is_left(clock: Clock) -> None:
     primary, backup = both(clock)
     primary.seconds = 0.01
-    world = World(clock, Measured(primary, backup))
+    world = World(clock, MeasuredFallback(primary, backup))
     found = sources(world, 4 * EVERY, {DRAFT: 0, NGRAM: 1})
     assert found[2 * EVERY :].count(DRAFT) == 2
 
@@ -236,7 +244,7 @@ def test_a_primary_that_is_of_no_use_is_left(clock: Clock) -> None:
 def test_a_few_unlucky_misses_do_not_end_it(clock: Clock) -> None:
     """What the primary prepared stands well: its first misses need not."""
     primary, backup = both(clock)
-    world = World(clock, Measured(primary, backup))
+    world = World(clock, MeasuredFallback(primary, backup))
     for _ in range(20):
         world.play([0], {CACHE: 3})
     found = []
@@ -251,7 +259,7 @@ def test_a_few_unlucky_misses_do_not_end_it(clock: Clock) -> None:
 def test_one_row_alone_does_not_hold_up_a_large_batch(clock: Clock) -> None:
     """2 tokens for half a second: worth it where a round gives 1, not where it gives 8."""
     primary, backup = both(clock)
-    parts = Measured(primary, backup)
+    parts = MeasuredFallback(primary, backup)
     world = World(clock, parts, n_rows=8)
     stands = {DRAFT: 2, NGRAM: 0, CACHE: 2}
     found = [world.play(list(range(1, 8)), stands)[0] for _ in range(20)]
@@ -262,7 +270,7 @@ def test_one_row_alone_does_not_hold_up_a_large_batch(clock: Clock) -> None:
 def test_rounds_that_hit_do_not_lengthen_the_verification(clock: Clock) -> None:
     """A verification lasts from the last answer to the outcome, whoever answered."""
     primary, backup = both(clock)
-    for parts in (Measured(primary, backup), ByBatch(primary, backup)):
+    for parts in (MeasuredFallback(primary, backup), BatchSizeFallback(primary, backup)):
         world = World(clock, parts, verify_s=0.25)
         for at in range(40):
             world.play(hits=[] if at % 8 == 0 else [0], accepted={DRAFT: 1})
@@ -272,7 +280,7 @@ def test_rounds_that_hit_do_not_lengthen_the_verification(clock: Clock) -> None:
 def test_only_whoever_was_asked_is_judged(clock: Clock) -> None:
     """A row without room says nothing about the backup, and a primary that has nothing to say is still the primary."""
     primary, backup = both(clock)
-    parts = Measured(primary, backup)
+    parts = MeasuredFallback(primary, backup)
     world = World(clock, parts)
     world.play(room=0)
     seen = parts._seen
@@ -287,7 +295,7 @@ def test_only_whoever_was_asked_is_judged(clock: Clock) -> None:
 
 
 def test_a_new_row_does_not_inherit_the_luck_of_the_one_before(clock: Clock) -> None:
-    parts = ByBatch(*both(clock))
+    parts = BatchSizeFallback(*both(clock))
     world = World(clock, parts)
     world.play(hits=[0])
     world.play(hits=[0])
@@ -302,7 +310,7 @@ def test_a_new_row_does_not_inherit_the_luck_of_the_one_before(clock: Clock) -> 
 
 
 def test_an_outcome_of_a_row_that_left_counts_for_nothing(clock: Clock) -> None:
-    parts = Measured(*both(clock))
+    parts = MeasuredFallback(*both(clock))
     world = World(clock, parts)
     world.play()
     n = parts._seen.accepted.n

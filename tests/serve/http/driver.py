@@ -17,7 +17,7 @@ from saguaro import LLM
 from saguaro.engine.results import Delta
 from saguaro.serve.front import Front
 from saguaro.serve.http.app import create_app
-from saguaro.serve.http.limits import Limits
+from saguaro.serve.http.limits import ServerLimits
 from saguaro.serve.http.service import Service
 from saguaro.serve.server import Server, bind, uvicorn_config
 from saguaro.serve.tools.parsers import Parsers
@@ -140,14 +140,14 @@ class Gate:
 @contextmanager
 def running(
     llm: LLM,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     parsers: Parsers | None = None,
     *,
     defaults: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Running]:
     """Serve a model's engine; at the end no page is held and the books balance."""
-    service = Service(llm.engine, [NAME], limits or Limits(), parsers, defaults)
+    service = Service(llm.engine, [NAME], limits or ServerLimits(), parsers, defaults)
     app = create_app(service, **options)
     place = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{place.getsockname()[1]}"

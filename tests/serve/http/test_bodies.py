@@ -19,7 +19,7 @@ from saguaro import LLM
 from saguaro.serve.http import guard as guard_module
 from saguaro.serve.http.body import MAX_NUMBERS, MAX_VALUES, check_size
 from saguaro.serve.http.errors import MAX_MESSAGE, MAX_PARAM, APIError
-from saguaro.serve.http.limits import Limits
+from saguaro.serve.http.limits import ServerLimits
 from tests.serve.http.driver import Gate, Running, running
 from tests.serve.http.test_command import serving
 
@@ -188,7 +188,7 @@ def test_a_large_body_is_read_as_a_small_one_is(server: Running) -> None:
 def test_bodies_are_bounded_in_sum_and_forgotten_with_their_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two may be held at a time: for a third one of those that are coming is given up. Small ones are not kept out."""
     monkeypatch.setattr(guard_module, "MAX_BODIES", 2)
-    with running(llm, Limits(max_body="64KiB")) as server, ExitStack() as stack:
+    with running(llm, ServerLimits(max_body="64KiB")) as server, ExitStack() as stack:
 
         def send(n_bytes: int) -> socket.socket:
             """A connection that has sent so much of a body of 64 KiB."""
@@ -214,7 +214,7 @@ def test_a_large_body_waits_for_those_that_are_served(llm: LLM, monkeypatch: pyt
     monkeypatch.setattr(guard_module, "MAX_BODIES", 1)
     gate = Gate(llm, monkeypatch)
     large = {"prompt": "the", "max_tokens": 1, "user": "x" * 40_000}
-    with running(llm, Limits(max_body="64KiB")) as server, ThreadPoolExecutor(1) as pool:
+    with running(llm, ServerLimits(max_body="64KiB")) as server, ThreadPoolExecutor(1) as pool:
         with gate:
             first = pool.submit(server.post, TEXT, large)
             gate.wait()

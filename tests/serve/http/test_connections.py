@@ -18,7 +18,7 @@ import pytest
 from saguaro import LLM
 from saguaro.serve.http import listener as listener_module
 from saguaro.serve.http.connection import Connection
-from saguaro.serve.http.limits import Limits
+from saguaro.serve.http.limits import ServerLimits
 from saguaro.serve.http.listener import find_room
 from tests.link.target import until
 from tests.serve.http.driver import LONG, Gate, Running, running
@@ -71,7 +71,7 @@ def error_of(answer: bytes) -> str:
 @pytest.fixture
 def hasty(llm: LLM) -> Iterator[Running]:
     """A server with little patience."""
-    with running(llm, Limits(header_timeout=0.3, body_timeout=0.4, keep_alive_timeout=30)) as server:
+    with running(llm, ServerLimits(header_timeout=0.3, body_timeout=0.4, keep_alive_timeout=30)) as server:
         yield server
 
 
@@ -132,7 +132,7 @@ def test_a_connection_may_be_kept_longer_than_headers_may_take(hasty: Running) -
 
 
 def test_of_too_many_connections_the_longest_idle_is_closed(llm: LLM) -> None:
-    with running(llm, Limits(max_connections=4)) as server, ExitStack() as stack:
+    with running(llm, ServerLimits(max_connections=4)) as server, ExitStack() as stack:
         lines = [stack.enter_context(line_to(server.url)) for _ in range(4)]
         for line in lines:  # one by one, so that the first is the oldest
             assert ask(line).status == 200
@@ -143,7 +143,7 @@ def test_of_too_many_connections_the_longest_idle_is_closed(llm: LLM) -> None:
 
 
 def test_bodies_that_are_awaited_give_way_too(llm: LLM) -> None:
-    with running(llm, Limits(max_connections=4)) as server, ExitStack() as stack:
+    with running(llm, ServerLimits(max_connections=4)) as server, ExitStack() as stack:
         lines = [stack.enter_context(line_to(server.url)) for _ in range(4)]
         for line in lines:
             line.sendall(BODILESS)
@@ -157,7 +157,7 @@ def test_bodies_that_are_awaited_give_way_too(llm: LLM) -> None:
 
 def test_who_is_served_stays_and_the_next_is_told_to_come_again(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(llm, monkeypatch)
-    with running(llm, Limits(max_connections=2)) as server, ThreadPoolExecutor(2) as pool:
+    with running(llm, ServerLimits(max_connections=2)) as server, ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(httpx.post, f"{server.url}/v1/completions", json={"prompt": "the", **LONG}, timeout=60)
                  for _ in range(2)]  # fmt: skip
         until(lambda: server.front.n_rows == 2)
@@ -171,7 +171,7 @@ def test_who_is_served_stays_and_the_next_is_told_to_come_again(llm: LLM, monkey
 
 def test_a_client_that_reads_nothing_is_cut_off(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "CLOSE_SECONDS", 0.2)
-    with running(llm, Limits(keep_alive_timeout=1)) as server, socket.socket() as line:
+    with running(llm, ServerLimits(keep_alive_timeout=1)) as server, socket.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.connect(("127.0.0.1", port_of(server.url)))
         line.settimeout(1)

@@ -14,7 +14,7 @@ import pytest
 from saguaro import LLM
 from saguaro.serve import front as front_module
 from saguaro.serve.http import answer as answer_module
-from saguaro.serve.http.limits import Limits
+from saguaro.serve.http.limits import ServerLimits
 from tests.link.target import until
 from tests.serve.http.driver import LONG, Gate, Running, read_events, running
 
@@ -84,7 +84,7 @@ def test_a_crowd_is_told_to_come_again(llm: LLM, monkeypatch: pytest.MonkeyPatch
     """Four rows and two places to wait: the seventh is refused at once, and served when there is room."""
     gate = Gate(llm, monkeypatch)
     monkeypatch.setattr(llm.engine, "config", type(llm.engine.config)(max_batch_rows=4))
-    with running(llm, Limits(max_waiting=2)) as server, ThreadPoolExecutor(7) as pool, gate:
+    with running(llm, ServerLimits(max_waiting=2)) as server, ThreadPoolExecutor(7) as pool, gate:
         asked = [pool.submit(server.complete, "the", **LONG) for _ in range(6)]
         until(lambda: server.front.n_rows == 6)
         answer = pool.submit(server.post, TEXT, ASKED).result(timeout=30)
@@ -100,7 +100,7 @@ def test_a_crowd_is_told_to_come_again(llm: LLM, monkeypatch: pytest.MonkeyPatch
 
 def test_a_request_that_takes_too_long_is_ended(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(llm, monkeypatch)
-    with running(llm, Limits(request_timeout=0.3)) as server:
+    with running(llm, ServerLimits(request_timeout=0.3)) as server:
         with ThreadPoolExecutor(2) as pool, gate:
             whole = pool.submit(server.post, TEXT, ASKED)
             events = pool.submit(server.events, TEXT, ASKED)
@@ -140,7 +140,7 @@ def test_a_reader_that_reads_nothing_is_left_when_its_time_is_over(llm: LLM, mon
     monkeypatch.setattr(answer_module, "GRACE", 0.2)
     body = json.dumps({"prompt": "the end", **LONG, "n": 4, "logprobs": 20, "stream": True}).encode()
     head = f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    with running(llm, Limits(request_timeout=2)) as server, socket.socket() as line:
+    with running(llm, ServerLimits(request_timeout=2)) as server, socket.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         line.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
         line.sendall(head.encode())
@@ -226,7 +226,7 @@ def test_a_server_that_ends_lets_requests_finish(llm: LLM, monkeypatch: pytest.M
 
 def test_a_server_that_ends_ends_what_takes_too_long(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(llm, monkeypatch)
-    with running(llm, Limits(drain_seconds=0)) as server, ThreadPoolExecutor(2) as pool, gate:
+    with running(llm, ServerLimits(drain_seconds=0)) as server, ThreadPoolExecutor(2) as pool, gate:
         asked = pool.submit(server.events, TEXT, ASKED)
         gate.let(2)
         gate.wait()
@@ -310,7 +310,7 @@ READ: list[tuple[str, dict[str, Any]]] = [
 def test_the_time_limit_covers_reading(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
-    with running(llm, Limits(request_timeout=0.3)) as server, slow_reading(server, monkeypatch):
+    with running(llm, ServerLimits(request_timeout=0.3)) as server, slow_reading(server, monkeypatch):
         answer = server.post(path, body)
         assert answer.status_code == 504
         assert "longer than 0.3 seconds" in answer.json()["error"]["message"]
@@ -319,7 +319,7 @@ def test_the_time_limit_covers_reading(
 
 def test_what_is_still_being_read_at_the_end_of_a_drain_is_ended(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
-        running(llm, Limits(drain_seconds=0.2)) as server,
+        running(llm, ServerLimits(drain_seconds=0.2)) as server,
         ThreadPoolExecutor(4) as pool,
         slow_reading(server, monkeypatch) as begun,
     ):
@@ -344,7 +344,7 @@ def test_a_step_that_hangs_does_not_keep_the_server_from_ending(llm: LLM, monkey
     gate = Gate(llm, monkeypatch)
 
     def serve() -> None:
-        with running(llm, Limits(drain_seconds=0)) as server:
+        with running(llm, ServerLimits(drain_seconds=0)) as server:
             asked = pool.submit(server.post, TEXT, ASKED)
             gate.let(2)
             gate.wait()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from saguaro import LLM
-from saguaro.serve.http.limits import Limits
+from saguaro.serve.http.limits import ServerLimits
 from tests.serve.http.driver import Running, running
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -178,7 +178,7 @@ def test_a_get_where_a_post_is_due(server: Running) -> None:
 
 
 def test_a_body_that_is_too_large_is_not_read(llm: LLM) -> None:
-    with running(llm, Limits(max_body="2KiB")) as server:
+    with running(llm, ServerLimits(max_body="2KiB")) as server:
         check(server.post(*text(prompt="x" * 3000)), 413, "at most 2.0 KiB are read; send less", None)
         pieces = (b"x" * 1000 for _ in range(4))  # sent in chunks, whose size is not told beforehand
         check(server.client.post(TEXT, content=pieces), 413, "at most 2.0 KiB", None)

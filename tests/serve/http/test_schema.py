@@ -10,7 +10,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
 
 from saguaro import LLM
-from saguaro.serve.http.limits import Limits
+from saguaro.serve.http.limits import ServerLimits
 from tests.serve.http.driver import running
 
 MODES = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
@@ -28,7 +28,7 @@ EXAMPLES = settings(
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 def test_no_request_makes_the_server_fail(llm: LLM, mode: schemathesis.GenerationMode) -> None:
     statuses: Counter[int] = Counter()
-    with running(llm, Limits(max_n=2)) as server:
+    with running(llm, ServerLimits(max_n=2)) as server:
         schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
         for found in schema.get_all_operations():
             assert isinstance(found, Ok)

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from saguaro import LLM
-from saguaro.serve.http.limits import Limits
+from saguaro.serve.http.limits import ServerLimits
 from tests.serve.http.driver import Gate, Running, running, tiny_llm
 from tests.serve.page.driver import CHAT, Pages, ask, finished, settle
 
@@ -37,7 +37,7 @@ def test_a_key_is_asked_for_and_then_sent(llm: LLM, pages: Pages) -> None:
 def test_a_busy_server(llm: LLM, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(llm, monkeypatch)
     monkeypatch.setattr(llm.engine, "config", type(llm.engine.config)(max_batch_rows=1))
-    with running(llm, Limits(max_waiting=0)) as server:
+    with running(llm, ServerLimits(max_waiting=0)) as server:
         one, other = pages.open(server.url), pages.open(server.url)
         for page in (one, other):
             settle(page)

@@ -36,10 +36,10 @@ class Work:
         return Work(self.n_tokens + other.n_tokens, self.n_pairs + other.n_pairs)
 
 
-class Pace:
+class StepCost:
     """What steps cost.
 
-    >>> pace = Pace()
+    >>> pace = StepCost()
     >>> for _ in range(200):
     ...     for work in (Work.of(50, 5), Work.of(0, 200), Work.of(4000, 50)):
     ...         pace.learn(work, 0.01 + 0.001 * work.n_tokens + 2e-6 * work.n_pairs, work.n_tokens == 5)
@@ -100,10 +100,10 @@ def _correction(expected: float, seconds: float) -> float:
 
 
 @dataclass(frozen=True)
-class Patience:
+class LatencyBudget:
     """How long a step may keep decoding rows waiting when prompts are read beside them.
 
-    >>> Patience(0.2).seconds(plain=0.3), Patience(0.2, n_rounds=4).seconds(plain=0.3)
+    >>> LatencyBudget(0.2).seconds(plain=0.3), LatencyBudget(0.2, n_rounds=4).seconds(plain=0.3)
     (0.2, 1.2)
     """
 
@@ -115,4 +115,4 @@ class Patience:
         return max(self.limit, self.n_rounds * plain)
 
 
-UNBOUND = Patience()
+UNBOUND = LatencyBudget()

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from saguaro.algo.theory import saguaro_probabilities
 from saguaro.config import SamplingParams
-from saguaro.draft.guess import DrawnGuess, Guesser, SharedGuess
+from saguaro.draft.ranking import Ranker, SampledRanker, SharedRanker
 from saguaro.target.request import Request
-from saguaro.target.sampler import Place, Sampler
+from saguaro.target.sampler import Context, Sampler
 
 V, KNOWN, C = 12, 10, 4
 
@@ -24,7 +24,7 @@ def logits(n_rows: int, seed: int = 0) -> Tensor:
     return torch.randn(n_rows, V, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-PLACES: list[Place] = [
+PLACES: list[Context] = [
     (request(temperature=0), []),
     (request(temperature=1), []),
     (request(temperature=1), [3, 3]),
@@ -36,13 +36,13 @@ PLACES: list[Place] = [
 ]
 
 
-def guessers() -> list[Guesser]:
+def guessers() -> list[Ranker]:
     sampler = Sampler(KNOWN)
-    return [SharedGuess(sampler, C), DrawnGuess(sampler, C, fan_out=2, c=0.5)]
+    return [SharedRanker(sampler, C), SampledRanker(sampler, C, fan_out=2, c=0.5)]
 
 
 @pytest.mark.parametrize("guess", guessers(), ids=["shared", "drawn"])
-def test_candidates_are_distinct_known_and_best_first(guess: Guesser) -> None:
+def test_candidates_are_distinct_known_and_best_first(guess: Ranker) -> None:
     for drafts in (None, [guess.start() for _ in PLACES]):
         found = guess(logits(len(PLACES)), PLACES, drafts)
         assert guess.n_candidates == C
@@ -53,15 +53,15 @@ def test_candidates_are_distinct_known_and_best_first(guess: Guesser) -> None:
 
 
 @pytest.mark.parametrize("guess", guessers(), ids=["shared", "drawn"])
-def test_there_are_no_more_candidates_than_tokens(guess: Guesser) -> None:
+def test_there_are_no_more_candidates_than_tokens(guess: Ranker) -> None:
     few = Sampler(3)
-    small = SharedGuess(few, C) if isinstance(guess, SharedGuess) else DrawnGuess(few, C, 2, 0.5)
+    small = SharedRanker(few, C) if isinstance(guess, SharedRanker) else SampledRanker(few, C, 2, 0.5)
     found = small(logits(1), PLACES[1:2], [small.start()])
     assert sorted(found.candidates[0].tolist()) == [0, 1, 2]
 
 
 def test_with_the_targets_logits_a_shared_guess_is_the_targets_token() -> None:
-    guess = SharedGuess(Sampler(KNOWN), C)
+    guess = SharedRanker(Sampler(KNOWN), C)
     for seed in range(20):
         expected = Sampler(KNOWN)(logits(len(PLACES), seed), PLACES)
         found = guess(logits(len(PLACES), seed), PLACES, [guess.start()] * len(PLACES))
@@ -71,16 +71,16 @@ def test_with_the_targets_logits_a_shared_guess_is_the_targets_token() -> None:
 
 
 def test_shared_guesses_do_not_depend_on_the_draft() -> None:
-    guess = SharedGuess(Sampler(KNOWN), C)
+    guess = SharedRanker(Sampler(KNOWN), C)
     names = [guess.start() for _ in range(3)]
     found = [guess(logits(1), PLACES[1:2], [name]).token for name in names]
     assert found[0].equal(found[1])
     assert found[0].equal(found[2])
 
 
-def drawn(n: int, place: Place, c: float = 1.0, fan_out: int = 2, generation: int = 0) -> tuple[list[int], Tensor]:
+def drawn(n: int, place: Context, c: float = 1.0, fan_out: int = 2, generation: int = 0) -> tuple[list[int], Tensor]:
     """The tokens of n drafts of one place, and the q they were drawn from."""
-    guess = DrawnGuess(Sampler(KNOWN), C, fan_out, c, generation)
+    guess = SampledRanker(Sampler(KNOWN), C, fan_out, c, generation)
     names = [guess.start() for _ in range(n)]
     assert len(set(names)) == n
     found = guess(logits(1).repeat(n, 1), [place] * n, names)
@@ -126,8 +126,8 @@ def test_q_keeps_to_the_rows_own_rules(c: float) -> None:
 def test_no_two_drafts_draw_with_the_same_noise() -> None:
     """Nor do two generations of drafts, nor two requests: then which drafts are used would tell what is in them."""
     flat = request(temperature=1)
-    guess = DrawnGuess(Sampler(KNOWN), C, 2, 1.0)
-    later = DrawnGuess(Sampler(KNOWN), C, 2, 1.0, generation=1)
+    guess = SampledRanker(Sampler(KNOWN), C, 2, 1.0)
+    later = SampledRanker(Sampler(KNOWN), C, 2, 1.0, generation=1)
     names = [guess.start() for _ in range(40)]
     others = [later.start() for _ in range(40)]
     assert not set(names) & set(others)
@@ -142,7 +142,7 @@ def test_no_two_drafts_draw_with_the_same_noise() -> None:
 
 
 def test_ranking_draws_nothing() -> None:
-    guess = DrawnGuess(Sampler(KNOWN), C, 2, 0.5)
+    guess = SampledRanker(Sampler(KNOWN), C, 2, 0.5)
     found = guess(logits(2), PLACES[1:3], None)
     assert found.q is None
     assert found.candidates.equal(logits(2)[:, :KNOWN].topk(C).indices)

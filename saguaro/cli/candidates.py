@@ -15,7 +15,7 @@ from saguaro.config import EngineConfig, SamplingParams
 from saguaro.engine.assembly import choose_method
 from saguaro.errors import ConfigError, TokenizerMismatch
 from saguaro.llm import LLM
-from saguaro.measure.candidate import Entrant, cores_of, method_of, placement, sizes_of
+from saguaro.measure.candidate import Candidate, cores_of, method_of, placement, sizes_of
 from saguaro.model.default import draft_for
 from saguaro.model.tokenizer import Tokenizer
 
@@ -46,14 +46,14 @@ def config_for(which: ModelArgs, engine: EngineArgs) -> EngineConfig:
 
 
 @contextmanager
-def lineup(
+def load_candidates(
     names: Sequence[str],
     which: ModelArgs,
     engine: EngineArgs,
     params: SamplingParams,
     encode: Callable[[Tokenizer], list[list[int]]],
     n_together: int,
-) -> Iterator[tuple[list[Entrant], list[list[int]]]]:
+) -> Iterator[tuple[list[Candidate], list[list[int]]]]:
     """An entrant for each method, warmed up, and the encoded prompts; the memory fits n_together of these at a time."""
     config = config_for(which, engine)
     if params.n != 1 or params.max_tokens is None:
@@ -77,7 +77,7 @@ def lineup(
         for name in names:
             with placement(name):  # a draft in a process of its own gets its cores now
                 llm = stack.enter_context(base.sibling(**{**settings, "method": method_of(name), **sizes_of(name)}))
-            entrants.append(Entrant(name, llm, _is_comparable(llm, params)))
+            entrants.append(Candidate(name, llm, _is_comparable(llm, params)))
         for entrant in entrants:
             _warm_up(entrant, params)
             entrant.watch()
@@ -110,7 +110,7 @@ def _kv_memory(base: LLM, config: EngineConfig, longest: int, n_together: int) -
     return str((n_tokens + config.page_size) * base.engine.kv.bytes_per_token)
 
 
-def _warm_up(entrant: Entrant, params: SamplingParams) -> None:
+def _warm_up(entrant: Candidate, params: SamplingParams) -> None:
     """Pay what is paid once: lazy loading, a draft's start, memory touched for the first time."""
     assert entrant.llm is not None
     short = replace(params, max_tokens=min(16, params.max_tokens or 16), min_tokens=0)

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from saguaro import rng
 from saguaro.algo import sampling
-from saguaro.target.sampler import Place, Sampler, rules
+from saguaro.target.sampler import Context, Sampler, rules
 
 FIRST_DRAFT_SEED = 2**32  # derived seeds below it belong to a request's n outputs
 
 
 @dataclass(frozen=True)
-class Guess:
+class Ranking:
     """R guesses."""
 
     token: Tensor  # [R] int64
@@ -33,7 +33,7 @@ class Guess:
         """How far each token is ahead of the best other candidate; inf where there is none, -inf for one that is none.
 
         >>> candidates, scores = torch.tensor([[5, 6], [5, 6], [5, 6]]), torch.tensor([[3.0, 2.5]] * 3)
-        >>> Guess(torch.tensor([5, 6, 7]), candidates, scores, None).leads()
+        >>> Ranking(torch.tensor([5, 6, 7]), candidates, scores, None).leads()
         tensor([ 0.5000, -0.5000,    -inf])
         """
         is_it, never = self.candidates == self.token[:, None], float("-inf")
@@ -42,7 +42,7 @@ class Guess:
         return (own - other).nan_to_num(never, float("inf"), never)
 
 
-class Guesser(Protocol):
+class Ranker(Protocol):
     """Guesses what the target will say."""
 
     n_candidates: int
@@ -50,11 +50,11 @@ class Guesser(Protocol):
     def start(self) -> int:
         """Begin a draft; the name under which its tokens are drawn."""
 
-    def __call__(self, logits: Tensor, places: Sequence[Place], drafts: Sequence[int] | None) -> Guess:
+    def __call__(self, logits: Tensor, places: Sequence[Context], drafts: Sequence[int] | None) -> Ranking:
         """Guess at every place, [R, V] -> [R]; drafts: of which draft each is a part, or None to rank and not draw."""
 
 
-class SharedGuess:
+class SharedRanker:
     """What the target would say with these logits and its own noise."""
 
     def __init__(self, sampler: Sampler, n_candidates: int) -> None:
@@ -64,13 +64,13 @@ class SharedGuess:
         """All drafts share the target's noise."""
         return 0
 
-    def __call__(self, logits: Tensor, places: Sequence[Place], drafts: Sequence[int] | None) -> Guess:
-        """See Guesser."""
+    def __call__(self, logits: Tensor, places: Sequence[Context], drafts: Sequence[int] | None) -> Ranking:
+        """See Ranker."""
         candidates, scores = self._sampler.rank(logits, places, self.n_candidates)
-        return Guess(candidates[:, 0], candidates, scores, None)
+        return Ranking(candidates[:, 0], candidates, scores, None)
 
 
-class DrawnGuess:
+class SampledRanker:
     """A sample of q, and the likeliest tokens as candidates; with c < 1 by Saguaro sampling (Definition 14)."""
 
     def __init__(self, sampler: Sampler, n_candidates: int, fan_out: int, c: float, generation: int = 0) -> None:
@@ -82,14 +82,14 @@ class DrawnGuess:
         self._n_drafts += 1
         return self._n_drafts
 
-    def __call__(self, logits: Tensor, places: Sequence[Place], drafts: Sequence[int] | None) -> Guess:
-        """See Guesser."""
+    def __call__(self, logits: Tensor, places: Sequence[Context], drafts: Sequence[int] | None) -> Ranking:
+        """See Ranker."""
         logits = self._sampler.shape(logits, places)[:, : self._sampler.n_known]
         each = rules(places, logits.device)
         scores = logits.log_softmax(-1)
         best = scores.topk(min(self.n_candidates, scores.shape[1]), dim=-1)
         if drafts is None:
-            return Guess(best.indices[:, 0], best.indices, best.values, None)
+            return Ranking(best.indices[:, 0], best.indices, best.values, None)
         q = sampling.probabilities(logits, each)
         if self._c < 1:
             q = sampling.saguaro_logits(q.log(), self._fan_out, self._c).softmax(-1)
@@ -98,4 +98,4 @@ class DrawnGuess:
             for (request, _), draft in zip(places, drafts, strict=True)
         ]
         own = torch.tensor(seeds, dtype=torch.int64, device=logits.device)
-        return Guess(sampling.pick(q.log(), own, each.positions), best.indices, best.values, q)
+        return Ranking(sampling.pick(q.log(), own, each.positions), best.indices, best.values, q)

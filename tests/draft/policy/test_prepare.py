@@ -8,8 +8,18 @@ from random import Random
 import pytest
 import torch
 
-from saguaro.draft.policy.economy import FIRST, LEAST_GAP, MOST_FIRST, MOST_GAP, SPENT, VISIT, WARM_UP, Lavish, Thrifty
-from saguaro.draft.rows import Rows
+from saguaro.draft.policy.prepare import (
+    FIRST,
+    LEAST_GAP,
+    MOST_FIRST,
+    MOST_GAP,
+    SPENT,
+    VISIT,
+    WARM_UP,
+    AlwaysPrepare,
+    MeasuredPrepare,
+)
+from saguaro.draft.rows import DraftRows
 from saguaro.types import CACHE, DRAFT, EMPTY, NGRAM, Joined, Outcome
 
 K = 4
@@ -49,8 +59,8 @@ class Play:
 
     def __init__(self, n_rows: int, seed: int = 0) -> None:
         self.now, self.chance = 0.0, Random(seed)
-        self.economy = Thrifty(lambda: self.now)
-        self.rows = Rows()
+        self.economy = MeasuredPrepare(lambda: self.now)
+        self.rows = DraftRows()
         self.n_behind = 0  # rounds in a row that were not prepared for
         self.admit(n_rows)
 
@@ -84,7 +94,7 @@ class Play:
         return next((k for k in range(length) if self.chance.random() > chance), length)
 
 
-# Rows, the world, and whether preparing pays there.
+# DraftRows, the world, and whether preparing pays there.
 CLEAR = {
     "two rows, as measured": (2, World(21.0, 24.4, 20.1, misses=0.09), False),
     "one row, costs 5%": (1, World(20.0, 23.4, 19.1, misses=0.05), False),
@@ -104,7 +114,7 @@ CALM = World(22.0, 22.0, 20.0, noise=0.001, hiccups=0.0)
 
 
 def test_the_lavish_always_prepare() -> None:
-    assert Lavish().prepares([], [])
+    assert AlwaysPrepare().prepares([], [])
 
 
 @pytest.mark.parametrize("name", CLEAR)

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from saguaro.draft.policy.average import Average
 from saguaro.draft.policy.fallback import ASSUMED, EVERY, put_in_flight, send
-from saguaro.draft.rows import GoesOn, Proposal, Proposer, Row, Rows, Wanted
+from saguaro.draft.rows import DraftRow, DraftRows, GoesOn, Proposal, Proposer, Wanted
 from saguaro.types import CACHE, Outcome
 
 LEADS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # between these, leads are taken for equal
@@ -31,25 +31,25 @@ TRIES, LEAST_GAP, MOST_GAP = 3, 8, 128  # drafts in a row to see whether the pri
 now = time.perf_counter
 
 
-class Stepwise(Protocol):
+class StepwiseProposer(Protocol):
     """A Proposer that can be stopped after any token."""
 
     source: int
 
-    def propose(self, rows: Sequence[Row], lookahead: int, goes_on: GoesOn | None = None) -> Proposal:
+    def propose(self, rows: Sequence[DraftRow], lookahead: int, goes_on: GoesOn | None = None) -> Proposal:
         """See Proposer; ends where goes_on says so."""
 
 
-class Elastic:
+class AdaptiveFallback:
     """The primary for as many tokens as pay, or the backup."""
 
-    def __init__(self, primary: Stepwise, backup: Proposer) -> None:
+    def __init__(self, primary: StepwiseProposer, backup: Proposer) -> None:
         self._primary, self._backup = primary, backup
         self._stands = _Stands()
         self._by_primary, self._by_backup = Average(), Average()  # tokens that stood of a speculation
         self._draft_s, self._step_s = Average(kept=0.9), Average(kept=0.9)  # of the primary; the first are slow
         self._verify_s = _Line()  # between an answer and the next outcome, by tokens in flight
-        self._leads: dict[Row, list[float]] = {}  # of what the primary has in flight
+        self._leads: dict[DraftRow, list[float]] = {}  # of what the primary has in flight
         self._answered: float | None = None
         self._n_decisions = self._n_drafts = 0
         self._gap = self._n_left = LEAST_GAP  # misses of the backup until the primary is tried again
@@ -67,7 +67,7 @@ class Elastic:
                 put_in_flight(self._backup, missed)
         self._answered = now()
 
-    def learn(self, outcome: Outcome, rows: Rows) -> None:
+    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
         """See Fallback."""
         if len(outcome.slots) and self._answered is not None:
             self._verify_s.add(float(outcome.length.sum()), now() - self._answered)
@@ -118,7 +118,7 @@ class Elastic:
         reach = {row: 1.0 for row, _ in missed}  # how likely it is that all of its tokens stand
         cost_s = self._step_s.mean(0.0) + len(missed) * self._verify_s.slope()
 
-        def goes_on(leads: Sequence[tuple[Row, float]]) -> bool:
+        def goes_on(leads: Sequence[tuple[DraftRow, float]]) -> bool:
             for row, lead in leads:
                 self._leads.setdefault(row, []).append(lead)
                 reach[row] *= self._stands.chance(lead)

@@ -8,9 +8,9 @@ import torch
 
 from saguaro.config import SamplingParams
 from saguaro.kv.pages import PagePool
-from saguaro.target.pace import UNBOUND, Pace, Patience, Work
 from saguaro.target.request import Request
 from saguaro.target.scheduler import Batch, Scheduler
+from saguaro.target.step_cost import UNBOUND, LatencyBudget, StepCost, Work
 from saguaro.types import Outcome, Speculation
 
 STEP_S, TOKEN_S, PAIR_S = 0.012, 0.0008, 1.4e-6  # about what a model of 135M parameters takes on two cores
@@ -35,7 +35,7 @@ class Played:
 class Play:
     """A scheduler whose steps take what a function says; every token is 0."""
 
-    def __init__(self, patience: Patience, cost: Cost = usual, max_tokens: int = 512) -> None:
+    def __init__(self, patience: LatencyBudget, cost: Cost = usual, max_tokens: int = 512) -> None:
         pool = PagePool(4096, PAGE, False)
         self.scheduler = Scheduler(
             pool, max_length=16_000, max_rows=8, max_tokens=max_tokens, lookahead=0, patience=patience
@@ -71,7 +71,7 @@ def work_of(batch: Batch) -> Work:
     return sum((Work.of(row.start, row.n_tokens) for row in batch.rows), Work())
 
 
-def beside_a_stream(patience: Patience, prompts: Sequence[int], cost: Cost = usual) -> list[Played]:
+def beside_a_stream(patience: LatencyBudget, prompts: Sequence[int], cost: Cost = usual) -> list[Played]:
     """The steps in which these prompts are read while another request decodes."""
     play = Play(patience, cost)
     stream = play.add(20, 10_000)
@@ -89,7 +89,7 @@ def test_without_a_limit_a_chunk_late_in_a_long_prompt_takes_seconds() -> None:
 
 @pytest.mark.parametrize("limit", [0.1, 0.2, 1.0])
 def test_no_step_takes_longer_than_the_limit_once_the_pace_is_known(limit: float) -> None:
-    steps = beside_a_stream(Patience(limit), [8000] * 3)
+    steps = beside_a_stream(LatencyBudget(limit), [8000] * 3)
     a_page = usual(Work.of(8000, PAGE))  # what is read in any case
     assert max(step.seconds for step in steps[10:]) <= 1.1 * max(limit, a_page)
     assert max(step.seconds for step in steps) <= 2 * max(limit, a_page)
@@ -97,18 +97,18 @@ def test_no_step_takes_longer_than_the_limit_once_the_pace_is_known(limit: float
 
 def test_the_time_that_there_is_is_used() -> None:
     """Reading takes hardly longer in all than in whole chunks: what is lost is what the stream decoded meanwhile."""
-    free, bound = (beside_a_stream(patience, [8000] * 3) for patience in (UNBOUND, Patience(0.2)))
+    free, bound = (beside_a_stream(patience, [8000] * 3) for patience in (UNBOUND, LatencyBudget(0.2)))
     assert len(bound) > 5 * len(free)
     assert sum(step.seconds for step in bound) < 1.15 * sum(step.seconds for step in free)
 
 
 def test_prompts_alone_are_read_in_whole_chunks() -> None:
-    play = Play(Patience(1e-9))
+    play = Play(LatencyBudget(1e-9))
     assert [step.n_read for step in play.until(play.add(1200, 1))] == [512, 512, 176]
 
 
 def test_once_nobody_decodes_chunks_are_whole_again() -> None:
-    play = Play(Patience(0.05))
+    play = Play(LatencyBudget(0.05))
     stream = play.add(4, 6)
     play.step()
     reading = play.add(3000, 1)
@@ -119,7 +119,7 @@ def test_once_nobody_decodes_chunks_are_whole_again() -> None:
 
 
 def test_the_first_prompt_advances_by_a_page_however_short_the_time_is() -> None:
-    play = Play(Patience(1e-9))
+    play = Play(LatencyBudget(1e-9))
     stream = play.add(4, 10_000)
     play.step()
     first, second = play.add(10 * PAGE, 5), play.add(3 * PAGE, 5)
@@ -130,7 +130,7 @@ def test_the_first_prompt_advances_by_a_page_however_short_the_time_is() -> None
 
 
 def test_what_one_prompt_leaves_goes_to_the_next() -> None:
-    play = Play(Patience(0.2))
+    play = Play(LatencyBudget(0.2))
     play.add(4, 10_000)
     for _ in range(20):
         play.step()
@@ -146,7 +146,7 @@ def test_a_machine_that_becomes_slow_is_noticed() -> None:
     def cost(work: Work) -> float:
         return times[0] * usual(work)
 
-    play = Play(Patience(0.2), cost)
+    play = Play(LatencyBudget(0.2), cost)
     play.add(4, 10_000)
     for _ in range(10):
         play.step()
@@ -163,7 +163,7 @@ def test_a_machine_that_becomes_slow_is_noticed() -> None:
 
 
 def test_one_hiccup_is_soon_forgotten() -> None:
-    pace = Pace()
+    pace = StepCost()
     for _ in range(50):
         pace.learn(Work.of(100, 50), usual(Work.of(100, 50)))
     before = pace.room(0.2, 100)
@@ -175,7 +175,7 @@ def test_one_hiccup_is_soon_forgotten() -> None:
 
 
 def test_a_first_step_that_compiled_something_does_not_count_for_long() -> None:
-    pace = Pace()
+    pace = StepCost()
     pace.learn(Work.of(0, 20), 30.0)
     for _ in range(20):
         pace.learn(Work.of(0, PAGE), usual(Work.of(0, PAGE)))
@@ -188,14 +188,16 @@ def test_where_plain_steps_are_long_prompts_get_as_much_time() -> None:
     def slow(work: Work) -> float:
         return 0.3 + 0.005 * work.n_tokens
 
-    by_limit, by_rounds = (beside_a_stream(patience, [2000], slow) for patience in (Patience(0.2), Patience(0.2, 2)))
+    by_limit, by_rounds = (
+        beside_a_stream(patience, [2000], slow) for patience in (LatencyBudget(0.2), LatencyBudget(0.2, 2))
+    )
     assert [step.n_read for step in by_limit] == [PAGE] * 125
     assert all(35 < step.n_read < 65 for step in by_rounds[5:-1])
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
 def test_steps_that_are_always_shorter_than_expected_leave_a_pace_that_can_still_learn(is_plain: bool) -> None:
-    pace = Pace()
+    pace = StepCost()
     pace.learn(Work.of(0, 200), 1.0)
     for _ in range(3000):
         pace.learn(Work.of(0, 1), 0.0, is_plain)

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from saguaro.draft.policy import elastic
-from saguaro.draft.policy.elastic import TRIES, Elastic
+from saguaro.draft.policy.adaptive import TRIES, AdaptiveFallback
 from saguaro.draft.policy.fallback import EVERY
-from saguaro.draft.rows import GoesOn, Proposal, Row
+from saguaro.draft.rows import DraftRow, GoesOn, Proposal
 from saguaro.types import CACHE, DRAFT, EMPTY, NGRAM
 from tests.draft.policy.test_fallback import Clock, Counting, K, World
 
@@ -21,7 +20,7 @@ class Stepping:
         self.clock, self.seconds, self.leads = clock, seconds, leads
         self.made: list[int] = []  # tokens of each time
 
-    def propose(self, rows: Sequence[Row], lookahead: int, goes_on: GoesOn | None = None) -> Proposal:
+    def propose(self, rows: Sequence[DraftRow], lookahead: int, goes_on: GoesOn | None = None) -> Proposal:
         for n in range(1, lookahead + 1):
             self.clock.now += self.seconds
             if goes_on is not None and not goes_on([(row, self.leads[n - 1]) for row in rows]):
@@ -33,14 +32,14 @@ class Stepping:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(elastic, "now", clock)
+    monkeypatch.setattr(adaptive, "now", clock)
     return clock
 
 
 def settled(clock: Clock, step_s: float, stands: Sequence[int], n_rows: int = 1, backup: int = 0) -> list[int]:
     """Lengths of what a primary drafts, of whose speculations so many tokens stand in turn: the last EVERY - 1."""
     primary, other = Stepping(clock, step_s), Counting(clock, NGRAM, n_most=1)
-    world = World(clock, Elastic(primary, other), n_rows)
+    world = World(clock, AdaptiveFallback(primary, other), n_rows)
     made = []
     for at in range(6 * EVERY):
         before = len(primary.made)
@@ -76,7 +75,7 @@ def test_the_backup_where_it_is_as_good(clock: Clock) -> None:
 def test_more_rows_wait_with_those_that_missed(clock: Clock) -> None:
     """One of eight misses: seven others wait for it."""
     primary, other = Stepping(clock, 0.2), Counting(clock, NGRAM, n_most=1)
-    world = World(clock, Elastic(primary, other), n_rows=8)
+    world = World(clock, AdaptiveFallback(primary, other), n_rows=8)
     stands = {DRAFT: 2, NGRAM: 0, CACHE: 2}
     found = [world.play(list(range(1, 8)), stands)[0] for _ in range(40)]
     assert found[0] == DRAFT
@@ -86,14 +85,14 @@ def test_more_rows_wait_with_those_that_missed(clock: Clock) -> None:
 
 def test_a_few_unlucky_ones_do_not_end_it(clock: Clock) -> None:
     primary, other = Stepping(clock, 0.1), Counting(clock, NGRAM, n_most=1)
-    world = World(clock, Elastic(primary, other))
+    world = World(clock, AdaptiveFallback(primary, other))
     assert [world.play(accepted={DRAFT: 0})[0] for _ in range(4)] == [DRAFT] * 4
     assert NGRAM in [world.play(accepted={DRAFT: 0})[0] for _ in range(40)]
 
 
 def test_nobody_is_asked_where_nothing_was_missed(clock: Clock) -> None:
     primary, other = Stepping(clock, 0.1), Counting(clock, NGRAM)
-    world = World(clock, Elastic(primary, other), n_rows=2)
+    world = World(clock, AdaptiveFallback(primary, other), n_rows=2)
     assert [world.play(hits=[0, 1]) for _ in range(3)] == [[CACHE, CACHE]] * 3
     assert (primary.made, other.asked) == ([], [])
     assert world.play(room=0) == [EMPTY, EMPTY]
@@ -102,7 +101,7 @@ def test_nobody_is_asked_where_nothing_was_missed(clock: Clock) -> None:
 def test_a_draft_ends_after_a_token_that_will_hardly_stand(clock: Clock) -> None:
     """Tokens of a small lead stand once in four times, the others always: the same step pays after these alone."""
     primary, other = Stepping(clock, 0.1), Counting(clock, NGRAM, n_most=1)
-    world = World(clock, Elastic(primary, other))
+    world = World(clock, AdaptiveFallback(primary, other))
     weak, lengths = [3, 0, 1, 2], []
     for at in range(400):
         first = weak[at % 4]  # its place in this draft
@@ -117,7 +116,7 @@ def test_a_draft_ends_after_a_token_that_will_hardly_stand(clock: Clock) -> None
 def test_verifying_more_takes_longer(clock: Clock, token_s: float, length: int) -> None:
     """The first token always stands and the second once in four times: for nothing, that is worth a token more."""
     primary, other = Stepping(clock, 0.001), Counting(clock, NGRAM, n_most=1)
-    world = World(clock, Elastic(primary, other))
+    world = World(clock, AdaptiveFallback(primary, other))
     world.token_s = token_s
     for at in range(6 * EVERY):
         world.play(accepted={DRAFT: [1, 1, 2, 1][at % 4]})
@@ -127,7 +126,7 @@ def test_verifying_more_takes_longer(clock: Clock, token_s: float, length: int) 
 def test_a_primary_that_pays_again_is_found_soon(clock: Clock) -> None:
     """After a long time in which it never did."""
     primary, other = Stepping(clock, 0.1), Counting(clock, NGRAM, n_most=1)
-    world = World(clock, Elastic(primary, other))
+    world = World(clock, AdaptiveFallback(primary, other))
     for _ in range(400):
         world.play(accepted={DRAFT: 0})
     found = [world.play(accepted={DRAFT: 3})[0] for _ in range(300)]

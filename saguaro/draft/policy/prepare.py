@@ -26,7 +26,7 @@ from typing import Protocol
 
 from saguaro.device.graphs import bucket
 from saguaro.draft.policy.average import Average
-from saguaro.draft.rows import Row, Rows
+from saguaro.draft.rows import DraftRow, DraftRows
 from saguaro.types import CACHE, DRAFT, Outcome
 
 WARM_UP = 2  # rounds after a change that are not counted
@@ -43,51 +43,51 @@ Kind = tuple[int, int]  # of a speculation: who made it, and its length
 Round = tuple[float, Sequence[Kind]]  # its seconds, and the speculations it made
 
 
-class Economy(Protocol):
+class PreparePolicy(Protocol):
     """Decides whether to prepare."""
 
-    def prepares(self, asked: Sequence[Row], known: Iterable[Row]) -> bool:
+    def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
         """Whether to prepare, now that these rows were answered, of those that are known; asked once a round."""
 
-    def learn(self, outcome: Outcome, rows: Rows) -> None:
+    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
         """What came of what is in flight; told before it is committed."""
 
 
-class Lavish:
+class AlwaysPrepare:
     """Always prepares."""
 
-    def prepares(self, asked: Sequence[Row], known: Iterable[Row]) -> bool:
+    def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
         """Yes."""
         return True
 
-    def learn(self, outcome: Outcome, rows: Rows) -> None:
+    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
         """Nothing to decide."""
 
 
-class Idle:
+class NeverPrepare:
     """Never prepares: the target's own thread would have to, and nothing would be hidden."""
 
-    def prepares(self, asked: Sequence[Row], known: Iterable[Row]) -> bool:
+    def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
         """No."""
         return False
 
-    def learn(self, outcome: Outcome, rows: Rows) -> None:
+    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
         """Nothing to decide."""
 
 
-class Thrifty:
+class MeasuredPrepare:
     """Prepares where that pays."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._worth: dict[Kind, Average] = defaultdict(lambda: Average(kept=0.998))  # tokens that stood of one
         self._books: dict[int, _Book] = defaultdict(_Book)  # by batch size
-        self._asked: set[Row] = set()  # at the last preparation, if nobody was read
+        self._asked: set[DraftRow] = set()  # at the last preparation, if nobody was read
         self._began = 0.0
         self._last, self._n_alike = (0, True), 0  # batch size and way of the last round; so many in a row
 
-    def prepares(self, asked: Sequence[Row], known: Iterable[Row]) -> bool:
-        """See Economy."""
+    def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
+        """See PreparePolicy."""
         now, everybody, size = self._now(), set(known), bucket(len(asked))
         book, is_steady = self._books[size], size == self._last[0] and self._n_alike > WARM_UP
         if asked and is_steady and everybody <= self._asked:
@@ -98,8 +98,8 @@ class Thrifty:
         self._n_alike = self._n_alike + 1 if self._last == last else 1
         return self._last[1]
 
-    def learn(self, outcome: Outcome, rows: Rows) -> None:
-        """See Economy."""
+    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
+        """See PreparePolicy."""
         facts = zip(outcome.slots.tolist(), outcome.length.tolist(), outcome.n_accepted.tolist(), strict=True)
         for slot, length, k in facts:
             row = rows.get(slot)
@@ -200,5 +200,5 @@ class _Book:
         self.is_taken = self.best == (self.n_left > 0)
 
 
-def _kind(row: Row, length: int) -> Kind:
+def _kind(row: DraftRow, length: int) -> Kind:
     return (DRAFT if row.source == CACHE else row.source, length)
