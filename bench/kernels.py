@@ -388,7 +388,7 @@ class Step:
 
     n: int
     is_branches: bool
-    slots: Tensor  # [T] int64
+    kv_index: Tensor  # [T] int64
     starts: Tensor  # [2] int32
     lengths: Tensor  # [1] int32: of the text, or [T]: forks
 
@@ -438,7 +438,7 @@ class Chain:
         return by.read(stream, self.head, None, torch.float32) if has_head else stream.x
 
     def _place(self, index: int, step: Step) -> KVWrite:
-        return KVWrite(self.own[index].flatten(0, 1) if step.is_branches else self.memory[index], step.slots)
+        return KVWrite(self.own[index].flatten(0, 1) if step.is_branches else self.memory[index], step.kv_index)
 
     def _attend(self, index: int, q: Tensor, step: Step) -> Tensor:
         memory, own = self.memory[index], self.own[index]

@@ -74,8 +74,8 @@ class BranchAttention:
         """Behind the own tokens of each branch."""
         n = self._groups[-1].stop
         own = self.own[layer, :n]
-        slots = torch.arange(n, device=own.device) * own.shape[1] + self._step
-        return KVWrite(own.flatten(0, 1), slots)
+        kv_index = torch.arange(n, device=own.device) * own.shape[1] + self._step
+        return KVWrite(own.flatten(0, 1), kv_index)
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         """q [R, H, d] -> [R, H * d]."""

@@ -20,18 +20,18 @@ class NativeAttention:
 
     def __init__(self, cache: KVCache) -> None:
         self._cache, self._library = cache, native.library()
-        self._slots = self._text = self._seen = torch.empty(0)
+        self._kv_index = self._text = self._seen = torch.empty(0)
         self._places: list[KVWrite] = []
 
-    def plan(self, layout: Step) -> None:
+    def plan(self, step: Step) -> None:
         """Find where each token's text lies and how much of it the token sees."""
-        sizes, longest = layout.sizes, max(layout.lengths)
-        self._places = [KVWrite(memory, layout.slots) for memory in self._cache.layers]
-        self._slots = torch.zeros(len(sizes), longest, dtype=torch.int32)  # [R, longest]: of every key
-        for row, (pages, length) in enumerate(zip(layout.pages, layout.lengths, strict=True)):
-            self._slots[row, :length] = kv_indices(pages, length, self._cache.page_size)
+        sizes, longest = step.sizes, max(step.lengths)
+        self._places = [KVWrite(memory, step.kv_index) for memory in self._cache.layers]
+        self._kv_index = torch.zeros(len(sizes), longest, dtype=torch.int32)  # [R, longest]: of every key
+        for row, (pages, length) in enumerate(zip(step.pages, step.lengths, strict=True)):
+            self._kv_index[row, :length] = kv_indices(pages, length, self._cache.page_size)
         text = [row for row, n in enumerate(sizes) for _ in range(n)]
-        seen = [length - n + 1 + i for n, length in zip(sizes, layout.lengths, strict=True) for i in range(n)]
+        seen = [length - n + 1 + i for n, length in zip(sizes, step.lengths, strict=True) for i in range(n)]
         self._text, self._seen = torch.tensor([text, seen], dtype=torch.int32)  # [T] each; of keys
 
     def place(self, layer: int) -> KVWrite:
@@ -45,8 +45,8 @@ class NativeAttention:
         assert q.stride()[1:] == (d, 1), q.stride()
         out = torch.empty(n_tokens, n_heads * d)
         self._library.attend(
-            q.data_ptr(), q.stride(0), n_tokens, n_heads, memory.shape[1] // 2, d, at(memory), at(self._slots),
-            self._slots.shape[1], at(self._text), at(self._seen), at(out),
+            q.data_ptr(), q.stride(0), n_tokens, n_heads, memory.shape[1] // 2, d, at(memory), at(self._kv_index),
+            self._kv_index.shape[1], at(self._text), at(self._seen), at(out),
         )  # fmt: skip
         return out
 

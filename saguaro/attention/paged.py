@@ -22,7 +22,7 @@ LEAST_SPLIT = 128  # keys
 class Paged:
     """Where the tokens of a step and the texts they belong to lie."""
 
-    slots: Tensor  # [T] int64: where each token's key and value go; -1: nowhere
+    kv_index: Tensor  # [T] int64: where each token's key and value go; -1: nowhere
     pages: Tensor  # [R, P] int32
     starts: Tensor  # [R + 1] int32: row r's queries are tokens starts[r] : starts[r + 1], the last of its text
     lengths: Tensor  # [R] int32: keys the last of them sees, itself included
@@ -37,18 +37,18 @@ class PagedAttention:
         self._cache, self._kernels, self._split = cache, kernels, split_of(longest)
         self._at: Paged  # the next step's
 
-    def plan(self, layout: Step) -> None:
-        """Take the next step's layout."""
-        device, n_pages = self._cache.device, max(map(len, layout.pages))
-        pages = torch.tensor([[*row, *[0] * (n_pages - len(row))] for row in layout.pages], dtype=torch.int32)
+    def plan(self, step: Step) -> None:
+        """Take the next step."""
+        device, n_pages = self._cache.device, max(map(len, step.pages))
+        pages = torch.tensor([[*row, *[0] * (n_pages - len(row))] for row in step.pages], dtype=torch.int32)
         self.plan_paged(
             Paged(
-                layout.slots,
+                step.kv_index,
                 pages.to(device),
-                torch.tensor(layout.starts, dtype=torch.int32).to(device),
-                torch.tensor(layout.lengths, dtype=torch.int32).to(device),
-                n_queries=max(layout.sizes),
-                longest=max(layout.lengths),
+                torch.tensor(step.starts, dtype=torch.int32).to(device),
+                torch.tensor(step.lengths, dtype=torch.int32).to(device),
+                n_queries=max(step.sizes),
+                longest=max(step.lengths),
             )
         )
 
@@ -58,7 +58,7 @@ class PagedAttention:
 
     def place(self, layer: int) -> KVWrite:
         """See AttentionBackend."""
-        return KVWrite(self._cache.layers[layer], self._at.slots)
+        return KVWrite(self._cache.layers[layer], self._at.kv_index)
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         """See AttentionBackend."""
@@ -93,9 +93,9 @@ def ends(
     """Where the tokens of such rows are."""
     k = len(steps) - 1
     positions = (text + n - 1 - k)[:, None] + steps
-    slots = kv_indices_at(pages, positions, steps >= k - n[:, None], page_size)
+    kv_index = kv_indices_at(pages, positions, steps >= k - n[:, None], page_size)
     lengths = (text + n).clamp(min=0).int()
-    return Ends(positions, Paged(slots.flatten(), pages, starts, lengths, k + 1, longest))
+    return Ends(positions, Paged(kv_index.flatten(), pages, starts, lengths, k + 1, longest))
 
 
 def from_left(n: Tensor, steps: Tensor) -> Tensor:  # [R], [K+1] -> [R, K+1] int64

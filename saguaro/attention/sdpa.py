@@ -25,8 +25,8 @@ TILE = 32  # keys are read up to a multiple of it; those after a query are hidde
 class AttentionBackend(Protocol):
     """Attends a step's queries to everything before them, once their keys and values are in the cache."""
 
-    def plan(self, layout: Step) -> None:
-        """Take the next step's layout."""
+    def plan(self, step: Step) -> None:
+        """Take the next step."""
 
     def place(self, layer: int) -> KVWrite:
         """Where the step's keys and values go."""
@@ -40,24 +40,24 @@ class Span:
     """Where the keys and values of a text's first tokens lie, and as many more as make a round number."""
 
     length: int
-    first: int  # slot of the first, where the pages follow one another in memory: no copy is needed
-    slots: Tensor | None  # [length] int64 otherwise
+    first: int  # KV index of the first token, if the pages are consecutive in memory: no copy is needed
+    kv_index: Tensor | None  # [length] int64; None: the pages are consecutive
 
     @staticmethod
     def of(pages: Sequence[int], length: int, cache: KVCache, unit: int = 1) -> "Span":
         """The span of a text on these pages, up to a multiple of the unit; after the text comes its beginning again."""
         pages, n_more = pages[: -(-length // cache.page_size)], -length % unit
         is_run = n_more == 0 and all(page == pages[0] + i for i, page in enumerate(pages))
-        slots = None if is_run else kv_indices(pages, length, cache.page_size)
-        if slots is not None:
-            slots = torch.cat((slots, slots[:1].expand(n_more))).to(cache.device)
-        return Span(length + n_more, pages[0] * cache.page_size, slots)
+        kv_index = None if is_run else kv_indices(pages, length, cache.page_size)
+        if kv_index is not None:
+            kv_index = torch.cat((kv_index, kv_index[:1].expand(n_more))).to(cache.device)
+        return Span(length + n_more, pages[0] * cache.page_size, kv_index)
 
-    def gather(self, layer: Tensor) -> Tensor:  # [1, H_kv, slots, d] -> [1, H_kv, length, d]
+    def gather(self, layer: Tensor) -> Tensor:  # [1, H_kv, tokens, d] -> [1, H_kv, length, d]
         """Its keys, or its values, of one layer."""
-        if self.slots is None:
+        if self.kv_index is None:
             return layer.narrow(2, self.first, self.length)
-        return layer[0].transpose(0, 1).index_select(0, self.slots).transpose(0, 1)[None]
+        return layer[0].transpose(0, 1).index_select(0, self.kv_index).transpose(0, 1)[None]
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,16 @@ class SDPAttention:
     def __init__(self, cache: KVCache, group: int) -> None:
         self._cache, self._group = cache, group  # G query heads share a key head
         self._rows: list[_Row] = []
-        self._slots = torch.empty(0, dtype=torch.int64)
+        self._kv_index = torch.empty(0, dtype=torch.int64)
 
-    def plan(self, layout: Step) -> None:
+    def plan(self, step: Step) -> None:
         """Find each row's keys and masks."""
-        self._slots = layout.slots
-        self._rows = [self._row(layout, index) for index in range(len(layout.lengths))]
+        self._kv_index = step.kv_index
+        self._rows = [self._row(step, index) for index in range(len(step.lengths))]
 
     def place(self, layer: int) -> KVWrite:
         """See AttentionBackend."""
-        return KVWrite(self._cache.layers[layer], self._slots)
+        return KVWrite(self._cache.layers[layer], self._kv_index)
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         """See AttentionBackend."""
@@ -109,9 +109,9 @@ class SDPAttention:
             outs += [_attend(q[tile.start : tile.stop], keys, values, tile) for tile in row.tiles]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def _row(self, layout: Step, index: int) -> _Row:
-        length, start, stop = layout.lengths[index], layout.starts[index], layout.starts[index + 1]
-        span = Span.of(layout.pages[index], length, self._cache, TILE)
+    def _row(self, step: Step, index: int) -> _Row:
+        length, start, stop = step.lengths[index], step.starts[index], step.starts[index + 1]
+        span = Span.of(step.pages[index], length, self._cache, TILE)
         first = length - (stop - start)  # position of the first query
         tiles = []
         for tile in range(first // TILE * TILE, length, TILE):
@@ -123,7 +123,7 @@ class SDPAttention:
 
 
 def kv_indices(pages: Sequence[int], length: int, page_size: int) -> Tensor:  # [length] int64
-    """The slot of every token of a text.
+    """Where in the KV memory each token of a text lies.
 
     >>> kv_indices([3, 1], 6, page_size=4)
     tensor([12, 13, 14, 15,  4,  5])

@@ -1,10 +1,10 @@
-"""A step as flat arrays: every row's tokens one after the other, and where each belongs.
+"""A step: what a model computes at once, as flat arrays, every row's tokens one after the other.
 
-row            0            1         2
-tokens   | t t t t t | t s s s | t s s s |      t: text, s: speculated
-starts   0           5         9         13     half-open
-slots    page * page_size + offset, one per token: where its key and value are written
-wanted   flat positions whose logits are needed: the last text token of a sampling row and each speculated one
+row              0            1         2
+tokens     | t t t t t | t s s s | t s s s |      t: text, s: speculated
+starts     0           5         9         13     half-open
+kv_index   page * page_size + offset, one per token: where its key and value are written
+logits_at  flat positions whose logits are needed: the last text token of a sampling row and each speculated one
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class Step:
-    """A step, ready for a model: T tokens, R rows, L wanted logits."""
+    """A step, ready for a model: T tokens, R rows, logits at L of the tokens."""
 
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64
-    slots: Tensor  # [T] int64
-    wanted: Tensor  # [L] int64
+    kv_index: Tensor  # [T] int64
+    logits_at: Tensor  # [L] int64
     starts: list[int]  # [R + 1]
     lengths: list[int]  # [R] text positions a row's last token sees, itself included
     pages: list[Sequence[int]]  # [R]
@@ -47,27 +47,27 @@ def make_step(segments: Sequence[Segment], page_size: int, device: torch.device)
     """Lay rows out one after the other.
 
     >>> row = Segment(tokens=[7, 8, 9], start=3, pages=[5, 2], n_wanted=2)
-    >>> layout = make_step([row], page_size=4, device=torch.device("cpu"))
-    >>> layout.positions.tolist(), layout.slots.tolist(), layout.wanted.tolist(), layout.lengths
+    >>> step = make_step([row], page_size=4, device=torch.device("cpu"))
+    >>> step.positions.tolist(), step.kv_index.tolist(), step.logits_at.tolist(), step.lengths
     ([3, 4, 5], [23, 8, 9], [1, 2], [6])
     """
     tokens: list[int] = []
     positions: list[int] = []
-    slots: list[int] = []
-    wanted: list[int] = []
+    kv_index: list[int] = []
+    logits_at: list[int] = []
     starts, lengths = [0], []
     for segment in segments:
         end = segment.start + len(segment.tokens)
         where = range(segment.start, end)
         tokens.extend(segment.tokens)
         positions.extend(where)
-        slots.extend(segment.pages[at // page_size] * page_size + at % page_size for at in where)
+        kv_index.extend(segment.pages[at // page_size] * page_size + at % page_size for at in where)
         starts.append(len(tokens))
-        wanted.extend(range(starts[-1] - segment.n_wanted, starts[-1]))
+        logits_at.extend(range(starts[-1] - segment.n_wanted, starts[-1]))
         lengths.append(end)
     # One transfer for all four.
-    sizes = [len(tokens), len(positions), len(slots), len(wanted)]
-    packed = torch.tensor([*tokens, *positions, *slots, *wanted], dtype=torch.int64).to(device)
+    sizes = [len(tokens), len(positions), len(kv_index), len(logits_at)]
+    packed = torch.tensor([*tokens, *positions, *kv_index, *logits_at], dtype=torch.int64).to(device)
     parts = packed.split(sizes)
     pages = [segment.pages for segment in segments]
     return Step(parts[0], parts[1], parts[2], parts[3], starts, lengths, pages)

@@ -1,6 +1,6 @@
 """Adoption of a branch: its keys and values of all layers move to the trunk's pages.
 
-Invariant: slots that are not named keep their bits; what is copied is copied as it is.
+Invariant: places that are not named keep their bits; what is copied is copied as it is.
 """
 
 # Kernels are compiled from their source: Triton has its own annotations, and no types.
@@ -17,11 +17,11 @@ def adopt(
     own: Tensor,  # [L, n_branches, n_own, 2 * H_kv, d], a view whose last two dimensions are contiguous
     branch: Tensor,  # [R] int64: the branch each row adopts; -1 for none
     memory: Tensor,  # [L, n_slots, 2 * H_kv, d] contiguous
-    slots: Tensor,  # [R, n] int64, n <= n_own: where its tokens go; -1 for one that is not taken
+    kv_index: Tensor,  # [R, n] int64, n <= n_own: where its tokens go; -1 for one that is not taken
 ) -> None:
-    """memory[:, slots[r, t]] = own[:, branch[r], t]. No slot may be named twice."""
+    """memory[:, kv_index[r, t]] = own[:, branch[r], t]. No index may be named twice."""
     branch = branch.contiguous()
-    n_rows, n = slots.shape
+    n_rows, n = kv_index.shape
     n_layers, width = len(own), own.shape[3] * own.shape[4]
     assert own[0, 0, 0].is_contiguous()
     assert memory.is_contiguous()
@@ -29,31 +29,31 @@ def adopt(
     if n_rows * n == 0:
         return
     _adopt_kernel[(n_layers, n_rows * n)](
-        own, branch, memory, slots, own.stride(0), own.stride(1), own.stride(2), memory.stride(0),
-        slots.stride(0), slots.stride(1), n,
+        own, branch, memory, kv_index, own.stride(0), own.stride(1), own.stride(2), memory.stride(0),
+        kv_index.stride(0), kv_index.stride(1), n,
         WIDTH=width, CHUNK=min(CHUNK, 1 << (width - 1).bit_length()), num_warps=4,
     )  # fmt: skip
 
 
-def adopt_plain(own: Tensor, branch: Tensor, memory: Tensor, slots: Tensor) -> None:
+def adopt_plain(own: Tensor, branch: Tensor, memory: Tensor, kv_index: Tensor) -> None:
     """The twin of `adopt`."""
-    row, token = ((branch >= 0)[:, None] & (slots >= 0)).nonzero(as_tuple=True)
-    memory[:, slots[row, token]] = own[:, branch[row], token]
+    row, token = ((branch >= 0)[:, None] & (kv_index >= 0)).nonzero(as_tuple=True)
+    memory[:, kv_index[row, token]] = own[:, branch[row], token]
 
 
-@triton.jit(do_not_specialize=["n", "slots_row", "slots_token"])
+@triton.jit(do_not_specialize=["n", "kv_index_row", "kv_index_token"])
 def _adopt_kernel(
-    own, branch, memory, slots, own_layer, own_branch, own_token, memory_layer, slots_row, slots_token, n,
+    own, branch, memory, kv_index, own_layer, own_branch, own_token, memory_layer, kv_index_row, kv_index_token, n,
     WIDTH: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One token of one row, in one layer."""
     layer = tl.program_id(0).to(tl.int64)
     row, token = tl.program_id(1) // n, tl.program_id(1) % n
     adopted = tl.load(branch + row).to(tl.int64)
-    slot = tl.load(slots + row * slots_row + token * slots_token).to(tl.int64)
-    if (adopted >= 0) & (slot >= 0):
+    goes_to = tl.load(kv_index + row * kv_index_row + token * kv_index_token).to(tl.int64)
+    if (adopted >= 0) & (goes_to >= 0):
         own += layer * own_layer + adopted * own_branch + token * own_token
-        memory += layer * memory_layer + slot * WIDTH
+        memory += layer * memory_layer + goes_to * WIDTH
         for first in range(0, WIDTH, CHUNK):
             at = first + tl.arange(0, CHUNK)
             is_inside = at < WIDTH

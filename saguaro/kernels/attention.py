@@ -252,10 +252,10 @@ def _attend_kernel(
     n_parts = tl.maximum(tl.cdiv(tl.maximum(n_keys, 0), SPLIT), 1)
     if not IS_WHOLE:  # keys that were there before this step need not wait for it
         position = share * SPLIT + tl.arange(0, BLOCK_N)
-        slots = slots_of(text, position, n_keys, PAGE_SIZE)
+        kv_index = kv_index_of(text, position, n_keys, PAGE_SIZE)
         is_new = (position >= length - n) & (position < n_keys)
         none = tl.zeros([BLOCK_N, D_PAD], memory.dtype.element_ty)
-        keys, values = load_keys(memory_of_head, slots, (position < n_keys) & ~is_new, none, none, H_KV, D)
+        keys, values = load_keys(memory_of_head, kv_index, (position < n_keys) & ~is_new, none, none, H_KV, D)
     follow(EARLY)
     if (first >= n) | (share >= n_parts):
         return
@@ -270,7 +270,7 @@ def _attend_kernel(
         )
         store_result(out, cell, lanes < n_lanes, total, side, D)
     else:
-        keys, values = load_keys(memory_of_head, slots, is_new, keys, values, H_KV, D)
+        keys, values = load_keys(memory_of_head, kv_index, is_new, keys, values, H_KV, D)
         top, total, side = empty_softmax(BLOCK_M, D_PAD)
         top, total, side = extend_softmax(
             queries, keys, values, position[None] < n_seen[:, None], top, total, side, scale
@@ -360,29 +360,29 @@ def extend_split(
     none = tl.zeros([BLOCK_N, queries.shape[1]], memory.dtype.element_ty)
     for first in range(base, tl.minimum(end, n_keys), BLOCK_N):
         position = first + tl.arange(0, BLOCK_N)
-        slots = slots_of(pages, position, n_keys, PAGE_SIZE)
-        keys, values = load_keys(memory, slots, position < n_keys, none, none, H_KV, D)
+        kv_index = kv_index_of(pages, position, n_keys, PAGE_SIZE)
+        keys, values = load_keys(memory, kv_index, position < n_keys, none, none, H_KV, D)
         is_seen = position[None] < n_seen[:, None]
         top, total, side = extend_softmax(queries, keys, values, is_seen, top, total, side, scale)
     return top, total, side
 
 
 @triton.jit
-def slots_of(pages, position, n_keys, PAGE_SIZE: tl.constexpr):
+def kv_index_of(pages, position, n_keys, PAGE_SIZE: tl.constexpr):
     """Where a text's keys at these positions lie, those before n_keys."""
     page = tl.load(pages + position // PAGE_SIZE, mask=position < n_keys, other=0)
     return page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
 
 
 @triton.jit
-def load_keys(memory, slots, is_key, keys, values, H_KV: tl.constexpr, D: tl.constexpr):
-    """Keys and values [BLOCK_N, D_PAD] of the slots of one head (where `memory` points to).
+def load_keys(memory, kv_index, is_key, keys, values, H_KV: tl.constexpr, D: tl.constexpr):
+    """Keys and values [BLOCK_N, D_PAD] at these KV indices, of one head (where `memory` points to).
 
     Where no key is, they are as given.
     """
     D_PAD: tl.constexpr = keys.shape[1]
     dims = tl.arange(0, D_PAD)[None]
-    at = memory + (slots * (2 * H_KV * D))[:, None] + dims
+    at = memory + (kv_index * (2 * H_KV * D))[:, None] + dims
     mask = is_inside(is_key[:, None], dims, D, D_PAD)
     return tl.load(at, mask=mask, other=keys), tl.load(at + H_KV * D, mask=mask, other=values)
 

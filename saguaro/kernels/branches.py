@@ -36,6 +36,7 @@ from saguaro.kernels.attention import (
     extend_split,
     is_last,
     keys_of,
+    kv_index_of,
     load_keys,
     load_queries,
     merge,
@@ -43,7 +44,6 @@ from saguaro.kernels.attention import (
     padded,
     power_of_two,
     shares,
-    slots_of,
     softmax_scale,
     stages,
     store_part,
@@ -171,8 +171,8 @@ def _branches_kernel(
     if not IS_WHOLE:  # the trunk was there before this step, and need not wait for it
         position = share * SPLIT + tl.arange(0, BLOCK_N)
         none = tl.zeros([BLOCK_N, D_PAD], memory.dtype.element_ty)
-        slots = slots_of(text, position, n_keys, PAGE_SIZE)
-        keys, values = load_keys(memory_of_head, slots, position < n_keys, none, none, H_KV, D)
+        kv_index = kv_index_of(text, position, n_keys, PAGE_SIZE)
+        keys, values = load_keys(memory_of_head, kv_index, position < n_keys, none, none, H_KV, D)
     follow(EARLY)
     if share > n_splits:
         return
@@ -227,8 +227,8 @@ def _attend_own(
     for first in range(0, n_here * n_seen, BLOCK_N):
         index = first + tl.arange(0, BLOCK_N)
         is_key = index < n_here * n_seen
-        slots = (index // n_seen).to(tl.int64) * n_own + index % n_seen
-        keys, values = load_keys(own, slots, is_key, none, none, H_KV, D)
+        kv_index = (index // n_seen).to(tl.int64) * n_own + index % n_seen
+        keys, values = load_keys(own, kv_index, is_key, none, none, H_KV, D)
         is_seen = (index // n_seen)[None] == branch[:, None]
         top, total, side = extend_softmax(queries, keys, values, is_seen, top, total, side, scale)
     return top, total, side

@@ -345,10 +345,10 @@ static void norm_head(float *x, int d, const float *norm, float eps) {
 }
 
 /* heads [row][n_q + 2 n_kv][d] = x @ W^T + bias, then norms of their own if there are any, and rotation by cos and sin
-   [row][d] (sin negative on the first half); keys and values go to memory [slot][2 n_kv][d] */
+   [row][d] (sin negative on the first half); keys and values go to memory [token][2 n_kv][d] */
 void read_heads(const matrix *w, const void *x, const float *scales, int n_rows, const float *bias, int n_q, int n_kv,
                 int d, const float *q_norm, const float *k_norm, float eps, const float *cosines, const float *sines,
-                float *memory, const int64_t *slots, float *heads) {
+                float *memory, const int64_t *kv_index, float *heads) {
     int n_all = n_q + 2 * n_kv, half = d / 2;
     read_rows(w, x, scales, n_rows, bias, NULL, heads);
 #pragma omp parallel for if (n_rows >= MANY)
@@ -364,7 +364,7 @@ void read_heads(const matrix *w, const void *x, const float *scales, int n_rows,
                 y[i + half] = b * c[i + half] + a * s[i + half];
             }
         }
-        memcpy(memory + (size_t)slots[row] * 2 * n_kv * d, here + (size_t)n_q * d, 2 * n_kv * d * sizeof(float));
+        memcpy(memory + (size_t)kv_index[row] * 2 * n_kv * d, here + (size_t)n_q * d, 2 * n_kv * d * sizeof(float));
     }
 }
 
@@ -383,13 +383,13 @@ static inline void sum_four(f8 a, f8 b, f8 c, f8 e, float scale, float *sums) {
 }
 
 /* scores [H][room] of H heads q [H][d] with each key, and -inf up to a multiple of 8 */
-UNROLLED void score(const int H, const float *q, const float *keys, size_t stride, const int32_t *slots, int n_keys,
+UNROLLED void score(const int H, const float *q, const float *keys, size_t stride, const int32_t *kv_index, int n_keys,
                     int d, float scale, float *scores, size_t room) {
     for (int j = 0; j < n_keys; j += 4) {
         const float *key[4];
-        for (int k = 0; k < 4; k++) key[k] = keys + slots[j + k < n_keys ? j + k : n_keys - 1] * stride;
+        for (int k = 0; k < 4; k++) key[k] = keys + kv_index[j + k < n_keys ? j + k : n_keys - 1] * stride;
         for (int k = 0; k < 4; k++) {
-            const float *ahead = keys + slots[j + k + SOON < n_keys ? j + k + SOON : n_keys - 1] * stride;
+            const float *ahead = keys + kv_index[j + k + SOON < n_keys ? j + k + SOON : n_keys - 1] * stride;
             for (int i = 0; i < d; i += 16) __builtin_prefetch(ahead + i);
         }
         f8 sum[MOST_HEADS][4] = {{{0}}};
@@ -425,12 +425,12 @@ static float weigh(float *scores, int n_keys) {
 }
 
 /* out [H][d], of it N vectors: the values by their weights */
-UNROLLED void gather(const int H, const int N, const float *values, size_t stride, const int32_t *slots, int n_keys,
+UNROLLED void gather(const int H, const int N, const float *values, size_t stride, const int32_t *kv_index, int n_keys,
                      int d, const float *weights, size_t room, const float *totals, float *out) {
     f8 sum[MOST_HEADS][8] = {{{0}}};
     for (int j = 0; j < n_keys; j++) {
-        const float *value = values + slots[j] * stride;
-        const float *ahead = values + slots[j + SOON < n_keys ? j + SOON : n_keys - 1] * stride;
+        const float *value = values + kv_index[j] * stride;
+        const float *ahead = values + kv_index[j + SOON < n_keys ? j + SOON : n_keys - 1] * stride;
         for (int i = 0; i < N; i += 2) __builtin_prefetch(ahead + 8 * i);
         f8 weight[MOST_HEADS];
         for (int h = 0; h < H; h++) weight[h] = splat(weights[h * room + j]);
@@ -444,16 +444,16 @@ UNROLLED void gather(const int H, const int N, const float *values, size_t strid
         for (int i = 0; i < N; i++) *(f8 *)(out + h * d + 8 * i) = sum[h][i] * splat(1.0f / totals[h]);
 }
 
-/* H heads q [H][d] of one token over n_keys keys, key j at memory[slots[j]]; d a multiple of 8; room for n_keys + 8
+/* H heads q [H][d] of one token over n_keys keys, key j at memory[kv_index[j]]; d a multiple of 8; room for n_keys + 8
    scores of each. */
 UNROLLED void attend_heads(const int H, const float *q, const float *keys, const float *values, size_t stride,
-                           const int32_t *slots, int n_keys, int d, float scale, float *scores, size_t room, float *out) {
+                           const int32_t *kv_index, int n_keys, int d, float scale, float *scores, size_t room, float *out) {
     float totals[MOST_HEADS];
-    score(H, q, keys, stride, slots, n_keys, d, scale, scores, room);
+    score(H, q, keys, stride, kv_index, n_keys, d, scale, scores, room);
     for (int h = 0; h < H; h++) totals[h] = weigh(scores + h * room, n_keys);
     int i = 0;
-    for (; i + 32 <= d; i += 32) gather(H, 4, values + i, stride, slots, n_keys, d, scores, room, totals, out + i);
-    for (; i < d; i += 8) gather(H, 1, values + i, stride, slots, n_keys, d, scores, room, totals, out + i);
+    for (; i + 32 <= d; i += 32) gather(H, 4, values + i, stride, kv_index, n_keys, d, scores, room, totals, out + i);
+    for (; i < d; i += 8) gather(H, 1, values + i, stride, kv_index, n_keys, d, scores, room, totals, out + i);
 }
 
 static int n_threads(void) {
@@ -465,9 +465,9 @@ static int n_threads(void) {
 }
 
 /* q [token][stride_q], heads first, -> out [token][n_q][d]. Token t belongs to text[t] and sees its first seen[t] keys;
-   key j of a text lies in memory [slot][2 n_kv][d] at slots[text][j], keys before values. */
+   key j of a text lies in memory [token][2 n_kv][d] at kv_index[text][j], keys before values. */
 void attend(const float *q, int stride_q, int n_tokens, int n_q, int n_kv, int d, const float *memory,
-            const int32_t *slots, int longest, const int32_t *text, const int32_t *seen, float *out) {
+            const int32_t *kv_index, int longest, const int32_t *text, const int32_t *seen, float *out) {
     size_t stride = (size_t)2 * n_kv * d, room = longest + 8;
     float scale = 1.0f / sqrtf((float)d);
     int group = n_q / n_kv, n_alone = n_tokens * n_kv, n_sharing = n_threads();
@@ -482,7 +482,7 @@ void attend(const float *q, int stride_q, int n_tokens, int n_q, int n_kv, int d
             int first = tile * group / n_tiles, n = (tile + 1) * group / n_tiles - first, head = kv * group + first;
             const float *from = q + (size_t)token * stride_q + (size_t)head * d, *keys = memory + (size_t)kv * d;
             const float *values = keys + (size_t)n_kv * d;
-            const int32_t *where = slots + (size_t)text[token] * longest;
+            const int32_t *where = kv_index + (size_t)text[token] * longest;
             float *to = out + ((size_t)token * n_q + head) * d;
             switch (n) {
             case 1: attend_heads(1, from, keys, values, stride, where, seen[token], d, scale, scores, room, to); break;

@@ -91,7 +91,7 @@ class CPUProducts:
         heads = torch.empty(rows.n_rows, n_q + n_stored, d)
         self._library.read_heads(
             weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), n_q, n_stored // 2, d, at(turn.q_norm),
-            at(turn.k_norm), turn.eps, at(turn.cos), at(turn.sin), at(place.memory), at(place.slots),
+            at(turn.k_norm), turn.eps, at(turn.cos), at(turn.sin), at(place.memory), at(place.kv_index),
             heads.data_ptr(),
         )  # fmt: skip
         return heads.narrow(1, 0, n_q)

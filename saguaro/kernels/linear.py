@@ -133,7 +133,7 @@ class TritonProducts:
             return short.read_heads(a, squares, eps, weight, bias, chosen, turn, place)
         heads = self.read(stream, weight, bias, stream.x.dtype).view(n_rows, -1, d)
         norms = (turn.q_norm, turn.k_norm, turn.eps)
-        return rotary.turn_and_store(heads, *norms, turn.cos, turn.sin, place.memory, place.slots)
+        return rotary.turn_and_store(heads, *norms, turn.cos, turn.sin, place.memory, place.kv_index)
 
     def read_gated(self, stream: Residual, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Products: gate and up are float32."""

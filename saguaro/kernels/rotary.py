@@ -30,19 +30,19 @@ def turn_and_store(
     cos: Tensor,  # [T, 1, d] or [T, d]
     sin: Tensor,  # [T, 1, d] or [T, d], negative on the first half
     memory: Tensor,  # [n_slots, 2 * H_kv, d] contiguous, changed in place: keys, then values
-    slots: Tensor,  # [T] int64: where each token's keys and values go, -1: nowhere
+    kv_index: Tensor,  # [T] int64: where each token's keys and values go, -1: nowhere
 ) -> Tensor:  # [T, H, d]
     """The rotated queries; the rotated keys and the values are in memory afterwards."""
     n_tokens, n_heads, d = heads.shape
     n_stored = memory.shape[1]
-    assert all(tensor.is_contiguous() for tensor in (heads, memory, cos, sin, slots))
+    assert all(tensor.is_contiguous() for tensor in (heads, memory, cos, sin, kv_index))
     assert memory.shape[2] == d, (memory.shape, d)
     assert cos.numel() == sin.numel() == n_tokens * d, (cos.shape, sin.shape, heads.shape)
     assert (q_norm is None) == (k_norm is None)
     q = torch.empty(n_tokens, n_heads - n_stored, d, dtype=heads.dtype, device=heads.device)
     _turn_kernel[(n_tokens, triton.cdiv(n_heads, GROUP))](
         heads, q_norm if q_norm is not None else heads, k_norm if k_norm is not None else heads,
-        cos, sin, memory, slots, q, eps,
+        cos, sin, memory, kv_index, q, eps,
         N_QUERIES=n_heads - n_stored, N_STORED=n_stored, HALF=d // 2, BLOCK=triton.next_power_of_2(d // 2),
         GROUP=GROUP, HAS_NORM=q_norm is not None, num_warps=N_WARPS, enable_fp_fusion=False,
         **launch.early(heads.device),
@@ -58,7 +58,7 @@ def turn_and_store_plain(
     cos: Tensor,
     sin: Tensor,
     memory: Tensor,
-    slots: Tensor,
+    kv_index: Tensor,
 ) -> Tensor:
     """turn_and_store in plain torch."""
     n_tokens, n_heads, d = heads.shape
@@ -70,8 +70,8 @@ def turn_and_store_plain(
         turned = torch.cat((F.rms_norm(q, (d,), q_norm, eps), F.rms_norm(k, (d,), k_norm, eps)), 1)
     cos, sin = (angle.view(n_tokens, 1, d) for angle in (cos, sin))
     turned = (turned * cos).addcmul(turned.roll(d // 2, -1), sin).to(heads.dtype)
-    kept = slots >= 0
-    memory[slots[kept]] = torch.cat((turned[:, n_q:], values), 1)[kept].to(memory.dtype)
+    kept = kv_index >= 0
+    memory[kv_index[kept]] = torch.cat((turned[:, n_q:], values), 1)[kept].to(memory.dtype)
     return turned[:, :n_q].contiguous()
 
 
@@ -84,7 +84,7 @@ class PlainProducts(TorchProducts):
         """See Products."""
         heads = self.read(stream, weight, bias, stream.x.dtype).view(len(stream.x), -1, place.memory.shape[2])
         norms = (turn.q_norm, turn.k_norm, turn.eps)
-        return turn_and_store_plain(heads, *norms, turn.cos, turn.sin, place.memory, place.slots)
+        return turn_and_store_plain(heads, *norms, turn.cos, turn.sin, place.memory, place.kv_index)
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def _load_row(row, dims, is_dim):
 
 @triton.jit
 def _turn_kernel(
-    heads, q_norm, k_norm, cos, sin, memory, slots, q, eps,
+    heads, q_norm, k_norm, cos, sin, memory, kv_index, q, eps,
     N_QUERIES: tl.constexpr, N_STORED: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     GROUP: tl.constexpr, HAS_NORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -127,8 +127,8 @@ def _turn_kernel(
     to_q = q + (token * N_QUERIES + head)[:, None] * (2 * HALF) + dims[None, :]
     tl.store(to_q, turned_a.to(q.dtype.element_ty), mask=inside & is_query)
     tl.store(to_q + HALF, turned_b.to(q.dtype.element_ty), mask=inside & is_query)
-    slot = tl.load(slots + token)
-    is_stored = inside & (head >= N_QUERIES)[:, None] & (slot >= 0)
-    to_memory = memory + (slot * N_STORED + head - N_QUERIES)[:, None] * (2 * HALF) + dims[None, :]
+    goes_to = tl.load(kv_index + token)
+    is_stored = inside & (head >= N_QUERIES)[:, None] & (goes_to >= 0)
+    to_memory = memory + (goes_to * N_STORED + head - N_QUERIES)[:, None] * (2 * HALF) + dims[None, :]
     tl.store(to_memory, turned_a.to(memory.dtype.element_ty), mask=is_stored)
     tl.store(to_memory + HALF, turned_b.to(memory.dtype.element_ty), mask=is_stored)

@@ -112,11 +112,11 @@ def read_heads(
     (n_stored, d), n_parts = place.memory.shape[1:], squares.shape[1]
     n_out = weight.shape[1]
     n_queries = n_out // d - n_stored
-    assert all(x.is_contiguous() for x in (place.memory, place.slots, turn.cos, turn.sin))
+    assert all(x.is_contiguous() for x in (place.memory, place.kv_index, turn.cos, turn.sin))
     assert turn.cos.numel() == turn.sin.numel() == len(a) * d, (turn.cos.shape, turn.sin.shape)
     q = torch.empty(len(a), n_queries, d, dtype=a.dtype, device=a.device)
     _heads_kernel[(cut.n_tiles(n_out),)](
-        a, weight, bias if bias is not None else a, squares, turn.cos, turn.sin, place.memory, place.slots, q,
+        a, weight, bias if bias is not None else a, squares, turn.cos, turn.sin, place.memory, place.kv_index, q,
         *a.shape, a.stride(0), weight.stride(1), n_parts, eps, PARTS=triton.next_power_of_2(n_parts),
         N_QUERIES=n_queries, N_STORED=n_stored, HALF=d // 2, HAS_BIAS=bias is not None, **_keywords(a, cut),
     )  # fmt: skip
@@ -261,7 +261,7 @@ def _read_kernel(
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _heads_kernel(
-    a, weight, bias, squares, cos, sin, memory, slots, q, n_rows, n_in, a_stride, weight_stride, n_parts, eps,
+    a, weight, bias, squares, cos, sin, memory, kv_index, q, n_rows, n_in, a_stride, weight_stride, n_parts, eps,
     PARTS: tl.constexpr, N_QUERIES: tl.constexpr, N_STORED: tl.constexpr, HALF: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
     TILES: tl.constexpr, EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
@@ -290,7 +290,7 @@ def _heads_kernel(
         cos_b = tl.load(cos + angle + HALF, mask=turns, other=1.0).to(tl.float32)
         sin_a = tl.load(sin + angle, mask=turns, other=0.0).to(tl.float32)
         sin_b = tl.load(sin + angle + HALF, mask=turns, other=0.0).to(tl.float32)
-        slot = tl.load(slots + at, mask=is_row, other=-1)
+        goes_to = tl.load(kv_index + at, mask=is_row, other=-1)
         acc = _product(weights, held, BLOCK_T, BLOCK_N, W, STEPS, CHUNKS, WIDEN)
         rms = tl.sqrt_rn(tl.sum(sums, axis=0) / n_in + eps)
         acc = tl.div_rn(acc, tl.broadcast_to(rms[None, :], (BLOCK_N, BLOCK_T)))
@@ -304,8 +304,8 @@ def _heads_kernel(
         is_query = is_row & (head < N_QUERIES)
         tl.store(to_q, turned_x.to(q.dtype.element_ty), mask=is_query)
         tl.store(to_q + HALF, turned_y.to(q.dtype.element_ty), mask=is_query)
-        to_memory = memory + (slot * N_STORED + head - N_QUERIES) * (2 * HALF) + dims
-        is_stored = is_row & (head >= N_QUERIES) & (slot >= 0)
+        to_memory = memory + (goes_to * N_STORED + head - N_QUERIES) * (2 * HALF) + dims
+        is_stored = is_row & (head >= N_QUERIES) & (goes_to >= 0)
         tl.store(to_memory, turned_x.to(memory.dtype.element_ty), mask=is_stored)
         tl.store(to_memory + HALF, turned_y.to(memory.dtype.element_ty), mask=is_stored)
 

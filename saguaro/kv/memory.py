@@ -108,19 +108,19 @@ def _memory() -> int:
 
 
 class KVCache:
-    """Keys and values of every page and layer. A slot is a token's place: page * page_size + offset."""
+    """Keys and values of every page and layer. A token's KV index is page * page_size + offset."""
 
     def __init__(self, plan: KVPlan, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
         self.page_size, self.device, self.dtype = plan.page_size, device, dtype
         n_kv = spec.n_kv_heads
         # Untouched memory costs nothing on a CPU: the system gives pages when they are first written.
         memory = torch.empty(spec.n_layers, plan.n_tokens, 2 * n_kv, spec.head_dim, device=device, dtype=dtype)
-        self.memory = memory  # [layers, slots, 2 * H_kv, d]
-        self.layers = list(memory)  # per layer [slots, 2 * H_kv, d]: a token's keys, then its values
+        self.memory = memory  # [layers, tokens, 2 * H_kv, d]
+        self.layers = list(memory)  # per layer [tokens, 2 * H_kv, d]: a token's keys, then its values
         by_head = [layer.transpose(0, 1)[None] for layer in memory]
-        self.keys = [layer[:, :n_kv] for layer in by_head]  # per layer [1, H_kv, slots, d]
+        self.keys = [layer[:, :n_kv] for layer in by_head]  # per layer [1, H_kv, tokens, d]
         self.values = [layer[:, n_kv:] for layer in by_head]
 
-    def copy_in(self, slots: Tensor, kv: Tensor) -> None:  # [T], [layers, T, 2 * H_kv, d]
+    def copy_in(self, kv_index: Tensor, kv: Tensor) -> None:  # [T], [layers, T, 2 * H_kv, d]
         """Store keys and values of all layers that were computed elsewhere."""
-        self.memory.index_copy_(1, slots, kv)
+        self.memory.index_copy_(1, kv_index, kv)

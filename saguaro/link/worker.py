@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 if TYPE_CHECKING:
     from saguaro.config import DraftConfig
     from saguaro.link.channel import Channel
-    from saguaro.link.frame import Message
+    from saguaro.link.frame import Message, MessageKind
+    from saguaro.link.wire import DraftRequest
     from saguaro.types import Joined, Outcome, Speculation
 
 

@@ -43,8 +43,8 @@ class QKNormRope:
 class KVWrite:
     """Where a step's keys and values go."""
 
-    memory: Tensor  # [slots, 2 * H_kv, d]: a token's keys, then its values
-    slots: Tensor  # [T] int64
+    memory: Tensor  # [tokens, 2 * H_kv, d]: a token's keys, then its values
+    kv_index: Tensor  # [T] int64
 
 
 class Attention(Protocol):
@@ -111,7 +111,7 @@ class TorchProducts:
         """See Products."""
         heads = self.read(stream, weight, bias, stream.x.dtype).view(len(stream.x), -1, place.memory.shape[2])
         q, kv = turn(heads)
-        place.memory.index_copy_(0, place.slots, kv)
+        place.memory.index_copy_(0, place.kv_index, kv)
         return q
 
     def read_gated(self, stream: Residual, weight: Weight, bias: Tensor | None) -> Tensor:

@@ -24,15 +24,15 @@ class Runner:
         return self.model.device
 
     @torch.inference_mode()
-    def forward(self, layout: Step) -> Tensor:
-        """Compute a step; logits of the wanted positions, [L, V] float32."""
-        return self.logits(self.hidden(layout).index_select(0, layout.wanted))
+    def forward(self, step: Step) -> Tensor:
+        """Compute a step; logits of the logits_at positions, [L, V] float32."""
+        return self.logits(self.hidden(step).index_select(0, step.logits_at))
 
     @torch.inference_mode()
-    def hidden(self, layout: Step) -> Tensor:
+    def hidden(self, step: Step) -> Tensor:
         """Compute a step; the hidden states of all its tokens, [T, D]."""
-        self.attention.plan(layout)
-        return self.model(layout.tokens, layout.positions, self.attention, self.by)  # type: ignore[no-any-return]
+        self.attention.plan(step)
+        return self.model(step.tokens, step.positions, self.attention, self.by)  # type: ignore[no-any-return]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

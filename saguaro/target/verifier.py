@@ -91,12 +91,12 @@ class EagerVerifier:
         sampling = batch.sampling
         drafted = [tokens[:n] for tokens, n in zip(spec.tokens.tolist(), spec.length.tolist(), strict=True)]
         segments = [_segment(row, drafted[i] if i < len(sampling) else ()) for i, row in enumerate(batch.rows)]
-        layout = make_step(segments, self._page_size, self._runner.device)
-        hidden = self._runner.hidden(layout)
-        pending = self.decide(batch, spec, drafted, self._runner.logits(hidden.index_select(0, layout.wanted)))
+        step = make_step(segments, self._page_size, self._runner.device)
+        hidden = self._runner.hidden(step)
+        pending = self.decide(batch, spec, drafted, self._runner.logits(hidden.index_select(0, step.logits_at)))
         if not any(row.request.n_unscored for row in batch.rows):
             return pending
-        return replace(pending, scored=self._score(batch, layout, hidden))
+        return replace(pending, scored=self._score(batch, step, hidden))
 
     @torch.inference_mode()
     def decide(self, batch: Batch, spec: Speculation, drafted: list[list[int]], logits: Tensor) -> EagerPending:
@@ -113,10 +113,10 @@ class EagerVerifier:
         n_accepted, bonus = self._rule(logits, places, spec) if places else (none, none)
         return EagerPending(batch, [row.request.slot for row in sampling], drafted, n_accepted, bonus, raw)
 
-    def _score(self, batch: Batch, layout: Step, hidden: Tensor) -> tuple[tuple[TokenLogprobs, ...], ...]:
+    def _score(self, batch: Batch, step: Step, hidden: Tensor) -> tuple[tuple[TokenLogprobs, ...], ...]:
         """The log-probabilities of each row's prompt tokens that follow those of this step, hidden [T, D]."""
         found = []
-        for row, first in zip(batch.rows, layout.starts, strict=False):  # the last start is the end
+        for row, first in zip(batch.rows, step.starts, strict=False):  # the last start is the end
             own = hidden[first : first + row.n_tokens]
             found.append(self._score_row(row, own) if row.request.n_unscored else ())
         return tuple(found)

@@ -4,6 +4,8 @@ from itertools import count
 
 import pytest
 
+from saguaro.draft.policy import adaptive
+
 
 @pytest.fixture(autouse=True)
 def _every_look_at_the_clock_takes_as_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from saguaro.draft.policy import adaptive
 from saguaro.draft.policy.adaptive import TRIES, AdaptiveFallback
 from saguaro.draft.policy.fallback import EVERY
 from saguaro.draft.rows import DraftRow, GoesOn, Proposal
