@@ -146,8 +146,7 @@ def _compare(
     assert ids is not None
     with torch.no_grad():
         taught = loss.lesson(target.logits(theirs, by), ids)
-    stream = by.begin(ours, student.norm, student.spec.norm_eps)
-    log_q = by.read(stream, student.head, None, torch.float32).log_softmax(1)
+    log_q = student.head_logits(ours, by).log_softmax(1)
     accepted = loss.acceptance(taught, log_q)
     divergence = loss.kl(taught, log_q)
     lost = {"kl": divergence, "tv": 1 - accepted, "kl+tv": divergence + recipe.tv_weight * (1 - accepted)}[recipe.loss]

@@ -16,10 +16,10 @@ from saguaro.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from saguaro.model.files import brief, is_there
 from saguaro.model.gguf_header import TensorInfo, read_header
 from saguaro.model.shapes import Shapes
-from saguaro.model.spec import parse_spec
+from saguaro.model.spec import FAMILIES, parse_spec
 
 ROPE_FREQS = "rope_freqs.weight"
-FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
 
 _GLOBAL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -55,8 +55,8 @@ class GGUFModel:
                 f"{path} is one of {n_files} files of a split model; merge them with llama-gguf-split --merge"
             )
         self.family = self.text("general.architecture")
-        if self.family not in FAMILIES:
-            known = ", ".join(FAMILIES)
+        if self.family not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
             raise UnsupportedModel(f"{path} holds architecture {brief(self.family)}; Saguaro reads {known}")
         self.spec = parse_spec(self.config(), source=f"the metadata of {path}")
         self._refuse_unknown_tensors()
@@ -112,7 +112,7 @@ class GGUFModel:
         heads, hidden = self.whole(f"{own}.attention.head_count"), self.whole(f"{own}.embedding_length")
         head_dim = self.whole(f"{own}.attention.key_length", hidden // max(heads, 1))
         return {
-            "architectures": [FAMILIES[own]],
+            "architectures": [ARCHITECTURES[own]],
             "model_type": own,
             "num_hidden_layers": self.whole(f"{own}.block_count"),
             "hidden_size": hidden,
@@ -223,7 +223,9 @@ class GGUFModel:
         parts = name.split(".")  # blk.3.attn_q.weight
         if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER:
             return f"model.layers.{parts[1]}.{_LAYER[parts[2]]}.{parts[3]}"
-        raise UnsupportedModel(f"{self.path} holds tensor {brief(name)}, which {FAMILIES[self.family]} does not have")
+        raise UnsupportedModel(
+            f"{self.path} holds tensor {brief(name)}, which {ARCHITECTURES[self.family]} does not have"
+        )
 
     @staticmethod
     def _unpermute(weight: Tensor, n_heads: int) -> Tensor:  # [h * d, in] (or [h * d])

@@ -12,12 +12,23 @@ from torch import Tensor
 from saguaro.errors import CorruptModel, UnsupportedModel
 from saguaro.model.files import AGAIN, brief, is_there, read_json
 
-# architecture -> (query/key/value bias, norm of queries and keys)
-ARCHITECTURES = {
-    "LlamaForCausalLM": (False, False),
-    "MistralForCausalLM": (False, False),
-    "Qwen2ForCausalLM": (True, False),
-    "Qwen3ForCausalLM": (False, True),
+
+@dataclass(frozen=True)
+class Family:
+    """What the models of one architecture have in common and their config.json does not say."""
+
+    gguf: str = ""  # general.architecture of its GGUF files; empty: none of its own
+    qkv_bias: bool = False  # always; otherwise attention_bias says so
+    output_bias: bool = False  # attention_bias holds for the output projection too
+    qk_norm: bool = False  # queries and keys are normed by head
+    has_window: bool = False  # sliding_window is used unless use_sliding_window is false
+
+
+FAMILIES = {  # by the name in config.json's architectures
+    "LlamaForCausalLM": Family("llama", output_bias=True),
+    "MistralForCausalLM": Family(has_window=True),
+    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True),
+    "Qwen3ForCausalLM": Family("qwen3", output_bias=True, qk_norm=True),
 }
 
 MOST_POSITIONS = 2**24  # more than any model knows; nothing in the files tells a lie here
@@ -97,7 +108,7 @@ def parse_spec(config: Mapping[str, Any], eos_ids: object = None, source: str = 
     architecture = "language model"
     try:
         architecture = _architecture(config, source)
-        has_qkv_bias, has_qk_norm = ARCHITECTURES[architecture]
+        family = FAMILIES[architecture]
         _refuse_unknown(config, architecture, source)
         n_heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
         attention_bias = _flag(config, "attention_bias")
@@ -114,10 +125,10 @@ def parse_spec(config: Mapping[str, Any], eos_ids: object = None, source: str = 
             max_length=_whole(config, "max_position_embeddings", 2048),
             rope=_rope(config, source),
             is_tied=_flag(config, "tie_word_embeddings"),
-            has_qkv_bias=has_qkv_bias or attention_bias,
-            has_output_bias=attention_bias and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM"),
+            has_qkv_bias=family.qkv_bias or attention_bias,
+            has_output_bias=family.output_bias and attention_bias,
             has_mlp_bias=_flag(config, "mlp_bias"),
-            has_qk_norm=has_qk_norm,
+            has_qk_norm=family.qk_norm,
             eos_ids=_tokens(eos_ids if eos_ids is not None else config.get("eos_token_id")),
         )
     except KeyError as e:
@@ -173,13 +184,13 @@ def _tokens(ids: object) -> tuple[int, ...]:
 
 
 def _architecture(config: Mapping[str, Any], source: str) -> str:
-    known = ", ".join(ARCHITECTURES)
+    known = ", ".join(FAMILIES)
     named = config.get("architectures") or []
     if not isinstance(named, list):
         raise TypeError(f"architectures is {brief(named)}; it must be a list")
-    if named and named[0] in ARCHITECTURES:
+    if named and named[0] in FAMILIES:
         return str(named[0])
-    by_type = {name.removesuffix("ForCausalLM").lower(): name for name in ARCHITECTURES}
+    by_type = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
     if not named and config.get("model_type") in by_type:
         return by_type[config["model_type"]]
     found = named[0] if named else config.get("model_type", "no architecture at all")
@@ -198,7 +209,7 @@ def _refuse_unknown(config: Mapping[str, Any], architecture: str, source: str) -
         refuse(f"quantisation {brief(method)}", "use the unquantised checkpoint or a GGUF file")
     if config.get("hidden_act", "silu") != "silu":
         refuse(f"hidden_act {brief(config['hidden_act'])}", "only silu is computed")
-    uses_window = config.get("use_sliding_window", architecture == "MistralForCausalLM")
+    uses_window = config.get("use_sliding_window", FAMILIES[architecture].has_window)
     if uses_window and config.get("sliding_window"):
         refuse(f"sliding_window {brief(config['sliding_window'])}", "use a checkpoint with full attention")
     if "sliding_attention" in (config.get("layer_types") or []):

@@ -228,13 +228,16 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor, by: Products | None = None) -> Tensor:  # [L, D] -> [L, V] float32
         """What the model says next, after each of these hidden states; -inf for tokens a reduced head does not have."""
-        by = by or self.products
-        stream = by.begin(hidden, self.norm, self.spec.norm_eps)
-        said = by.read(stream, self.head, None, torch.float32)
+        said = self.head_logits(hidden, by)
         if self.token_map is None:
             return said
         full = said.new_full((len(said), self.spec.n_vocab), float("-inf"))
         return full.scatter_(1, self.token_map.expand(said.shape), said)  # a third of index_copy_'s time on a CPU
+
+    def head_logits(self, hidden: Tensor, by: Products | None = None) -> Tensor:  # [L, D] -> [L, head rows] float32
+        """Logits of the tokens that the head has, in the head's order."""
+        by = by or self.products
+        return by.read(by.begin(hidden, self.norm, self.spec.norm_eps), self.head, None, torch.float32)
 
     def without(self, dropped: Sequence[int]) -> "Transformer":
         """The same model without some layers; every weight is shared."""
