@@ -70,7 +70,7 @@ def _graph_drafter(config: DraftConfig, model: Transformer, eager: ModelDrafter,
 
 def _model_drafter(config: DraftConfig, model: Transformer, kernels: Kernels | None) -> ModelDrafter:
     sampler = Sampler(config.n_vocab, ranker_for(model.device))
-    n_candidates = config.budget + 1 if config.planner != "nothing" else 1  # one more than the budget, as the token in flight is no bonus
+    n_candidates = config.budget + 1 if config.planner != "nothing" else 1  # + 1: the token in flight is no bonus
     guess: Ranker = SharedRanker(sampler, n_candidates)
     if config.verification == "rejection":
         fan_out = max(1, round(config.budget / (config.lookahead + 1)))
