@@ -33,7 +33,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "
 
 @dataclass(frozen=True, kw_only=True)
 class Structured:
-    """What an output must look like, said in exactly one way. Compiled, and so checked, where it meets a tokenizer."""
+    """The constraint of an output, in exactly one form. It is compiled, and so validated, for a tokenizer."""
 
     json: Mapping[str, Any] | str | bool | None = None
     """A JSON schema, as a mapping or as text (kept as text), or True for any JSON object."""

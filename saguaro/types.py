@@ -1,6 +1,6 @@
 """The data types of a round, with their shapes.
 
-B rows (sequences) in a batch, K lookahead, N tokens of a speculation (N = K), V vocabulary size.
+B rows (sequences) in a batch, K lookahead, N tokens per row of a speculation (at most K), V vocabulary size.
 A row is identified by its slot: a small number that a request keeps from admission until it leaves.
 """
 

@@ -71,7 +71,7 @@ class Watcher(Protocol):
         """An output got tokens. since: time since its last tokens, or since arrival for the first."""
 
     def ended(self, reason: str, seconds: float, output: Completion | None) -> None:
-        """An output ended, this long after the request arrived; None: the client was gone."""
+        """An output ended, this long after the request arrived; None: it was discarded."""
 
 
 @dataclass

@@ -86,7 +86,7 @@ class Metrics:
             histogram.observe(since)
 
     def ended(self, reason: str, seconds: float, output: Completion | None) -> None:
-        """An output ended, this long after the request arrived; None: the client was gone."""
+        """An output ended, this long after the request arrived; None: it was discarded."""
         self._ended.labels(**self._names, finished_reason=reason).inc()
         self._whole.observe(seconds)
         if output is not None and output.timings.decode_tok_s > 0:
