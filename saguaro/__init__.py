@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from saguaro.config import EngineConfig, SamplingParams, Structured
     from saguaro.llm import LLM
 
-# OpenMP's threads spin while they wait for each other. On a machine that is busy with something else that makes a step
-# 50 times slower, so they spin for some microseconds and then sleep (docs/log.md). It is read when torch loads.
+# Waiting OpenMP threads spin. On a busy machine this makes a step 50 times slower, so they spin only for some
+# microseconds and then sleep (docs/log.md). The variable is read when torch loads.
 IS_SPINNING = "torch" in sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)
 if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -23,7 +23,7 @@ __all__ = ["LLM", "EngineConfig", "SamplingParams", "Structured", "__version__",
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that `saguaro --help` does not wait for torch."""
+    """Import lazily, so that `saguaro --help` does not load torch."""
     import importlib
 
     homes = {"LLM": "saguaro.llm"}

@@ -1,4 +1,4 @@
-"""What can be set: frozen dataclasses, checked when made, never read from the environment and never changed.
+"""Settings: frozen dataclasses, validated at construction and independent of the environment.
 
 The command line's flags and the Python API's keywords are these fields; a field's docstring is its help text.
 """
@@ -17,23 +17,23 @@ from saguaro.errors import ConfigError, short
 T = TypeVar("T")
 
 MAX_SEED = 2**63 - 1
-SMALL_SEEDS = 2**53  # those that every reader of JSON keeps exact
+SMALL_SEEDS = 2**53  # exact in every JSON reader
 
 FALLBACKS = ("auto", "draft", "ngram", "random", "empty", "batch", "measured")
 PREPARES = ("auto", "always")
 VERIFICATIONS = ("auto", "shared", "rejection")
 LINKS = ("auto", "inline", "process")
 
-MAX_ROWS, MAX_STEP, MAX_PAGE, MAX_THREADS = 4096, 2**20, 1024, 1024  # no machine profits from more
+MAX_ROWS, MAX_STEP, MAX_PAGE, MAX_THREADS = 4096, 2**20, 1024, 1024  # upper limits; no machine profits from more
 
-MAX_STRUCTURED = 2**17  # characters of a schema or grammar: what compiles in seconds
+MAX_STRUCTURED = 2**17  # characters of a schema or grammar: compiles in seconds
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Structured:
-    """What an output must look like, said in exactly one way. Compiled, and so checked, where it meets a tokenizer."""
+    """The constraint of an output, in exactly one form. It is compiled, and so validated, for a tokenizer."""
 
     json: Mapping[str, Any] | str | bool | None = None
     """A JSON schema, as a mapping or as text (kept as text), or True for any JSON object."""
@@ -68,7 +68,7 @@ class Structured:
 
     @property
     def kind(self) -> str:
-        """Which way was taken: json, regex, choice or grammar."""
+        """The kind of constraint: json, regex, choice or grammar."""
         return next(f.name for f in fields(self) if getattr(self, f.name) is not None)
 
     @property
@@ -319,10 +319,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig:
-    """How the draft's side is built: everything it needs to know, wherever it runs. All fields are plain values."""
+    """How the draft side is built, in any process. All fields are plain values."""
 
     draft: str | None
-    """Path of a model, drop:I,J,... or None where no model drafts."""
+    """Path of a model, drop:I,J,... or None without a draft model."""
     target: str
     """Path of the target."""
     tokenizer: str
@@ -330,11 +330,11 @@ class DraftConfig:
     planner: str
     """Which outcomes are prepared (saguaro.methods)."""
     fallback: str
-    """Who drafts where none was (saguaro.methods)."""
+    """What drafts on a miss (saguaro.methods)."""
     verification: str
     """shared or rejection."""
     prepare: str = "always"
-    """When they are: always, measured or never (saguaro.methods)."""
+    """When outcomes are prepared: always, measured or never (saguaro.methods)."""
     lookahead: int
     """K."""
     budget: int
@@ -344,32 +344,32 @@ class DraftConfig:
     cut: float = 0.0
     """A speculation ends before the first token that leads by less than this; 0: never."""
     generation: int = 0
-    """How many drafts were started before this one: no two may draw with the same noise."""
+    """Number of drafts started before this one; it keeps their noise apart."""
     n_vocab: int
-    """Tokens the target can say."""
+    """Number of tokens that the target can emit."""
     n_text: int
-    """Tokens a text may hold: those, and what pads the target's head."""
+    """Number of tokens that a text may contain: those, and the padding of the target's head."""
     ends: tuple[int, ...] = ()
     """The target's end-of-text tokens."""
     max_rows: int
-    """Most rows at a time."""
+    """Maximum number of rows."""
     read_s: float = math.inf
-    """Seconds that a round in which rows decode may spend on reading texts."""
+    """Seconds per round for reading texts while rows decode."""
     n_tokens: int
-    """Tokens the draft's KV memory holds."""
+    """Capacity of the draft's KV memory, in tokens."""
     page_size: int
     """Tokens per page."""
     device: str = "cpu"
-    """Where the draft's model lives."""
+    """Device of the draft model."""
     dtype: str = "float32"
-    """Of its weights: as the target's."""
+    """Of the draft's weights; the same as the target's."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ends", _all_of(int, "ends", self.ends))
 
 
 def build(kind: type[T], **values: Any) -> T:
-    """Make a config from keywords; an unknown key is an error that names the nearest known one.
+    """Make a config from keywords. The error for an unknown key names the nearest known one.
 
     >>> build(SamplingParams, temprature=1.0)
     Traceback (most recent call last):
@@ -385,7 +385,7 @@ def build(kind: type[T], **values: Any) -> T:
 
 
 def parse_bytes(text: str, name: str = "size") -> int:
-    """Bytes of a written size.
+    """Parse a size in bytes.
 
     >>> parse_bytes("512MiB"), parse_bytes("2GB"), parse_bytes("1.5 k")
     (536870912, 2000000000, 1500)
@@ -397,7 +397,7 @@ def parse_bytes(text: str, name: str = "size") -> int:
 
 
 def format_bytes(n: int) -> str:
-    """A size as people read it.
+    """Format a size for display.
 
     >>> format_bytes(536870912), format_bytes(1300)
     ('512.0 MiB', '1.3 KiB')
@@ -411,7 +411,7 @@ def format_bytes(n: int) -> str:
 
 
 def _all_of(kind: type, name: str, values: Any) -> tuple[Any, ...]:
-    """A list of one type as a tuple."""
+    """Check the type of each value and return a tuple."""
     for value in values if isinstance(values, list | tuple) else [values]:
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ConfigError(f"{name} holds {short(value)}; it must be a list of {kind.__name__}")
@@ -419,7 +419,7 @@ def _all_of(kind: type, name: str, values: Any) -> tuple[Any, ...]:
 
 
 def _schema(value: Any) -> str:
-    """A JSON schema as text; True is any object. The order of its keys is kept: it is the output's."""
+    """A JSON schema as text; True is any object. Key order is kept, because it is the order of the output."""
     if value is True:
         return '{"type": "object"}'
     try:
@@ -432,7 +432,7 @@ def _schema(value: Any) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether this can be written in UTF-8: JSON allows half a surrogate pair, UTF-8 does not."""
+    """Whether this can be encoded in UTF-8. JSON allows half a surrogate pair, UTF-8 does not."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -441,7 +441,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _bias(values: Any) -> dict[int, float]:
-    """Token ids and numbers; JSON writes the ids as text."""
+    """Token ids and numbers; JSON has the ids as strings."""
     try:
         return {int(token): float(bias) for token, bias in values.items()}
     except (AttributeError, TypeError, ValueError) as e:
@@ -458,7 +458,7 @@ def _from_1_to(most: int) -> str:
 
 
 def _is_automatic(value: object) -> bool:
-    """Whether this is one of vLLM's ways to say that a length is chosen."""
+    """Whether this is one of vLLM's values for an automatic length."""
     return value == "auto" or (value == -1 and not isinstance(value, bool))
 
 
@@ -472,7 +472,7 @@ def _check_dtype(dtype: str) -> None:
 
 
 def _check_types(config: object) -> None:
-    """Every scalar field holds what its annotation says; a whole number may stand for a float."""
+    """Check scalar fields against their annotations; an int is accepted as a float."""
     for name, hint in get_type_hints(type(config)).items():
         kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         if not all(isinstance(kind, type) for kind in kinds):

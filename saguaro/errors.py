@@ -1,27 +1,27 @@
-"""Everything Saguaro raises on purpose.
+"""The exceptions that Saguaro raises.
 
     SaguaroError
-    ├── ConfigError         a parameter that cannot be: names the value, the limit and the remedy
+    ├── ConfigError         an invalid parameter: names the value, the limit and the remedy
     ├── ModelError
     │   ├── ModelNotFound       no such folder, file or Hub id
     │   ├── UnsupportedModel    an architecture or feature this engine does not compute
     │   ├── CorruptModel        truncated, damaged or incomplete files
-    │   ├── TokenizerMismatch   a tokenizer that does not fit the weights, or none at all
-    │   └── DownloadError       a model that could not be fetched
-    ├── CapacityError       the KV memory cannot hold what was asked for
+    │   ├── TokenizerMismatch   a tokenizer that does not fit the weights, or a missing one
+    │   └── DownloadError       a model that could not be downloaded
+    ├── CapacityError       the KV memory is too small
     ├── DraftError          a draft that could not be started
     ├── CorpusError         texts to distil from that cannot be read or written
-    ├── RequestError        one request that cannot be served; others go on
+    ├── RequestError        one request cannot be served; others continue
     │   ├── EmptyPrompt
     │   ├── PromptTooLong
     │   └── UnknownRequest
-    └── ServiceError        a server that cannot serve a request through no fault of the request
-        ├── Overloaded          too many others
-        ├── Unavailable         it is ending, or has broken down
-        ├── TimedOut            it took longer than a request may
-        └── ReaderTooSlow       nobody takes what was generated
+    └── ServiceError        the server cannot serve a valid request
+        ├── Overloaded          too many requests
+        ├── Unavailable         the server is shutting down or has failed
+        ├── TimedOut            the request's time limit is over
+        └── ReaderTooSlow       the client does not read its output
 
-A message names what was given (`short`), what the limit is, and what to do about it.
+A message names the given value (`short`), the limit and the remedy.
 """
 
 import reprlib
@@ -33,7 +33,7 @@ MAX_SHORT = 100  # characters
 
 
 def short(value: object) -> str:
-    """Enough of a value to know it again; a large one is not written out on the way.
+    """An abbreviated repr. Large values are never formatted in full.
 
     >>> short("banana"), short([1] * 10**6), short({"key": "x" * 10**6})[:20]
     ("'banana'", '[1, 1, 1, 1, 1, 1, 1, 1, ...]', "{'key': 'xxxxxxxxxxx")
@@ -43,15 +43,15 @@ def short(value: object) -> str:
 
 
 class SaguaroError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of all exceptions of Saguaro."""
 
 
 class ConfigError(SaguaroError, ValueError):
-    """A parameter that cannot be."""
+    """An invalid parameter."""
 
 
 class ModelError(SaguaroError):
-    """Something is wrong with a model on disk or on the Hub."""
+    """A problem with a model on disk or on the Hub."""
 
 
 class ModelNotFound(ModelError, FileNotFoundError):
@@ -59,7 +59,7 @@ class ModelNotFound(ModelError, FileNotFoundError):
 
 
 class UnsupportedModel(ModelError):
-    """An architecture or a feature this engine does not compute."""
+    """An architecture or a feature that this engine does not support."""
 
 
 class CorruptModel(ModelError):
@@ -67,15 +67,15 @@ class CorruptModel(ModelError):
 
 
 class TokenizerMismatch(ModelError):
-    """A tokenizer that does not fit the weights, or none at all."""
+    """A tokenizer that does not fit the weights, or a missing one."""
 
 
 class DownloadError(ModelError):
-    """A model that could not be fetched."""
+    """A model that could not be downloaded."""
 
 
 class CapacityError(SaguaroError):
-    """The KV memory cannot hold what was asked for."""
+    """The KV memory is too small."""
 
 
 class DraftError(SaguaroError):
@@ -83,43 +83,43 @@ class DraftError(SaguaroError):
 
 
 class CorpusError(SaguaroError):
-    """Texts to distil from that cannot be read or written."""
+    """Texts for distillation that cannot be read or written."""
 
 
 class RequestError(SaguaroError, ValueError):
-    """One request that cannot be served; others go on."""
+    """One request cannot be served; others continue."""
 
 
 class EmptyPrompt(RequestError):
-    """A prompt of no tokens."""
+    """A prompt without tokens."""
 
 
 class PromptTooLong(RequestError):
-    """Prompt and wanted output do not fit the context."""
+    """Prompt and requested output do not fit the context."""
 
 
 class UnknownRequest(RequestError, KeyError):
-    """A request id that is not (or no longer) running."""
+    """An unknown or finished request id."""
 
     def __str__(self) -> str:  # KeyError would show the repr
         return str(self.args[0]) if self.args else ""
 
 
 class ServiceError(SaguaroError):
-    """A server that cannot serve a request through no fault of the request."""
+    """The server cannot serve a valid request."""
 
 
 class Overloaded(ServiceError):
-    """Too many other requests; later there will be fewer."""
+    """Too many requests; retry later."""
 
 
 class Unavailable(ServiceError):
-    """The server is ending, or has broken down."""
+    """The server is shutting down or has failed."""
 
 
 class TimedOut(ServiceError):
-    """It took longer than a request may."""
+    """The request's time limit is over."""
 
 
 class ReaderTooSlow(ServiceError):
-    """Nobody takes what was generated."""
+    """The client does not read its output."""

@@ -2,7 +2,7 @@
 
 from saguaro import LLM, SamplingParams
 
-llm = LLM()                                   # the default model, fetched once
+llm = LLM()                                   # the default model, downloaded once
 for result in llm.generate(["The saguaro is"], SamplingParams(temperature=0.7)):
     print(result.outputs[0].text)
 """
@@ -47,9 +47,8 @@ class LLM:
     ) -> None:
         """Load a model: a folder, a .gguf file, a Hub id, or None for SmolLM2-135M-Instruct and its draft.
 
-        A chat_template, jinja2 text or the name of its file, takes the place of the model's. generation_config says
-        where get_default_sampling_params come from: auto, the model's generation_config.json; vllm, nowhere; or the
-        folder of such a file.
+        chat_template, jinja2 text or a file name, replaces the model's. generation_config is the source of
+        get_default_sampling_params: auto, the model's generation_config.json; vllm, none; or a folder with such a file.
         """
         config = build(EngineConfig, **settings)
         config = replace(config, draft=default.draft_for(model, config.draft))
@@ -63,7 +62,7 @@ class LLM:
         self._serve(build_engine(name, path, config, words, progress or (lambda *_: None), chat_template))
 
     def sibling(self, **settings: Any) -> "LLM":
-        """Another LLM on the same weights and tokenizer, with these settings changed; its KV memory is its own."""
+        """Another LLM with the same weights and tokenizer, changed settings and its own KV memory."""
         for fixed in ("device", "dtype", "threads"):
             if settings.get(fixed, getattr(self.engine.config, fixed)) != getattr(self.engine.config, fixed):
                 raise ConfigError(f"{fixed} is {settings[fixed]!r}; a sibling shares its weights: make a new LLM")
@@ -77,16 +76,16 @@ class LLM:
         self.engine = engine
         self._lock = threading.Lock()
         self._inboxes: dict[str, deque[Delta]] = {}
-        self.gone: deque[str] = deque()  # requests nobody follows any more; a collected stream only notes itself here
+        self.gone: deque[str] = deque()  # abandoned requests; a finalizer only appends here
         self._is_closed = False
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is used where no parameters are given: with what the model's generation_config.json recommends."""
+        """The default parameters, with the recommendations of the model's generation_config.json."""
         return build(SamplingParams, **self._defaults)
 
     @property
     def recommended(self) -> Mapping[str, Any]:
-        """What that file recommends, as fields of SamplingParams."""
+        """The recommendations of generation_config.json, as fields of SamplingParams."""
         return self._defaults
 
     def generate(
@@ -94,7 +93,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Result]:
-        """Continue prompts, all together; one result each, in order."""
+        """Continue prompts in one batch. Returns one result per prompt, in order."""
         many = as_prompts(prompts)
         return self._run(many, self._per_prompt(params, len(many)))
 
@@ -103,13 +102,13 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Result]:
-        """Answer one conversation, or several; one result each, in order."""
+        """Answer one or several conversations. Returns one result per conversation, in order."""
         several = messages if messages and not isinstance(messages[0], Mapping) else [messages]
         tokens = [self.engine.tokenizer.encode_chat(conversation) for conversation in several]  # type: ignore[arg-type]
         return self._run(tokens, self._per_prompt(params, len(tokens)))
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> "Stream":
-        """Continue one prompt, or answer one conversation, piece by piece."""
+        """Continue one prompt, or answer one conversation, as a stream of deltas."""
         if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping):
             prompt = self.engine.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
         params, inbox = params or self.get_default_sampling_params(), deque[Delta]()
@@ -117,7 +116,7 @@ class LLM:
         return Stream(self, request_id, inbox, params.n)
 
     def as_finished(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> Iterator[tuple[int, Result]]:
-        """Run prompts together; (index, result) of each as soon as it finishes. Closing the iterator ends the rest."""
+        """Run prompts together and yield (index, result) as each finishes. Closing the iterator ends the rest."""
         inbox, ids = deque[Delta](), dict[str, int]()
         try:
             for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
@@ -143,7 +142,7 @@ class LLM:
             self.sweep()
 
     def close(self) -> None:
-        """End the link to the draft; nothing can be asked afterwards."""
+        """Close the link to the draft. The LLM cannot be used afterwards."""
         self._is_closed = True
         self.engine.close()
 
@@ -169,14 +168,14 @@ class LLM:
     def _add(self, prompt: Prompt, params: SamplingParams, inbox: "deque[Delta]") -> str:
         if self._is_closed:
             raise RequestError("this LLM is closed; make a new one")
-        self.engine.check_structured(params)  # may take a second, and rounds need not wait for it
+        self.engine.check_structured(params)  # may take a second; done outside the lock, so rounds continue
         with self._lock:
             request_id = self.engine.add(prompt, params)
             self._inboxes[request_id] = inbox
         return request_id
 
     def pump(self, inbox: "deque[Delta]") -> None:
-        """Play a round for everybody, unless this inbox got something while its owner waited for the lock."""
+        """Run a round for all requests, unless this inbox was filled while the caller waited for the lock."""
         with self._lock:
             self._end_gone()
             if inbox:
@@ -195,7 +194,7 @@ class LLM:
                 self._inboxes[delta.request_id].append(delta)
 
     def sweep(self) -> None:
-        """End requests nobody follows any more, now if nobody is in a round, else before the next."""
+        """End abandoned requests: now if no round is running, else before the next round."""
         if self._lock.acquire(blocking=False):
             try:
                 self._end_gone()
@@ -210,20 +209,20 @@ class LLM:
 
 
 class Stream(Iterator[Delta]):
-    """One request's deltas as they come: iterate, or go round by round. Closing or dropping it ends the request."""
+    """The deltas of one request: iterate, or run round by round. Closing or dropping the stream ends the request."""
 
     def __init__(self, llm: LLM, request_id: str, inbox: "deque[Delta]", n_outputs: int) -> None:
         self._llm, self._inbox, self._n_open = llm, inbox, n_outputs
-        # A dropped stream may be collected at any moment, in a round too, so it only leaves a note.
+        # A dropped stream may be collected at any time, even during a round, so the finalizer only appends to a list.
         self._end = weakref.finalize(self, llm.gone.append, request_id)
 
     @property
     def is_done(self) -> bool:
-        """Whether no delta will come any more."""
+        """Whether all deltas were returned."""
         return self._n_open == 0
 
     def __next__(self) -> Delta:
-        """The next delta, computed if it is not there yet."""
+        """Return the next delta, running rounds if needed."""
         while not self.is_done:
             for delta in self.ready():
                 return delta
@@ -231,7 +230,7 @@ class Stream(Iterator[Delta]):
         raise StopIteration
 
     def ready(self) -> Iterator[Delta]:
-        """The deltas that are there already."""
+        """The deltas that are available now."""
         while self._inbox and not self.is_done:
             delta = self._inbox.popleft()
             self._n_open -= delta.finish_reason is not None
@@ -240,26 +239,26 @@ class Stream(Iterator[Delta]):
             yield delta
 
     def pump(self) -> None:
-        """Play a round, unless a delta is there already. A long prompt is read in several rounds."""
+        """Run a round, unless a delta is available. A long prompt takes several rounds."""
         if not self.is_done and not self._inbox:
             self._llm.pump(self._inbox)
 
     def close(self) -> None:
-        """End the request, if it has not ended."""
+        """End the request, if it is still running."""
         self._n_open = 0
         self._end()
         self._llm.sweep()
 
 
 def default_cache() -> Path:
-    """Where downloaded models are kept: $SAGUARO_CACHE, or `saguaro` in the user's cache folder."""
+    """The folder of downloaded models: $SAGUARO_CACHE, or `saguaro` in the user's cache folder."""
     if "SAGUARO_CACHE" in os.environ:
         return Path(os.environ["SAGUARO_CACHE"]).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "saguaro"
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """One prompt as a list of one.
+    """Normalize to a list of prompts.
 
     >>> as_prompts("hello"), as_prompts([1, 2]), as_prompts(["a", [3]])
     (['hello'], [[1, 2]], ['a', [3]])

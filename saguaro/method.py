@@ -1,6 +1,6 @@
 """The decoding methods, one row each.
 
-Every method gives the target's own tokens: under shared noise the very same, under rejection of the same law.
+Under shared noise every method gives the same tokens as the target alone; under rejection the same distribution.
 """
 
 import difflib
@@ -11,19 +11,19 @@ from saguaro.errors import ConfigError
 
 @dataclass(frozen=True)
 class Method:
-    """A way to decode: what is prepared while the target verifies, and what happens when that was not foreseen."""
+    """A decoding method: what is prepared while the target verifies, and what drafts on a miss."""
 
     name: str
     summary: str
-    planner: str  # which outcomes are prepared: a name of draft.planner
-    fallback: str  # who drafts a row whose outcome was not prepared: a name of FALLBACKS
+    planner: str  # which outcomes are prepared: a name in draft.planner
+    fallback: str  # what drafts on a miss: a name in FALLBACKS
     verification: str = "shared"
-    prepare: str = "always"  # or measured: where preparing is worth what it costs
-    cut: float = 0.0  # a speculation ends before the first token that leads by less than this; 0: never
+    prepare: str = "always"  # or measured: prepare only if measurements show a gain
+    cut: float = 0.0  # end a speculation before the first token with a smaller lead; 0: never
 
     @property
     def drafts(self) -> bool:
-        """Whether there is any speculation."""
+        """Whether the method speculates."""
         return self.fallback != "empty" or self.planner != "nothing"
 
     @property

@@ -1,4 +1,4 @@
-"""The draft's side that a row of the table of methods describes."""
+"""Builds the draft side of a method from its row in the table."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,8 +33,8 @@ __all__ = ["METHODS", "Method", "draft_side", "find_method"]
 def draft_side(
     config: DraftConfig, model: Transformer | None, kernels: Kernels | None = None, start: Start | None = None
 ) -> DraftSide:
-    """The draft's side of a method, with its model where one drafts; with kernels, what can be captured is. Grammars
-    are started by the target's side where it is at hand."""
+    """Build the draft side of a method. With kernels, its steps are captured where possible. start comes from the
+    target side if it runs in the same process."""
     if start is None:
         tokenizer = partial(load_tokenizer, Path(config.tokenizer), config.n_text)
         start = Grammars(tokenizer, config.n_vocab, config.ends).start
@@ -70,12 +70,12 @@ def _graph_drafter(config: DraftConfig, model: Transformer, eager: ModelDrafter,
 
 def _model_drafter(config: DraftConfig, model: Transformer, kernels: Kernels | None) -> ModelDrafter:
     sampler = Sampler(config.n_vocab, ranker_for(model.device))
-    n_candidates = config.budget + 1 if config.planner != "nothing" else 1  # one more: what is in flight is no bonus
+    n_candidates = config.budget + 1 if config.planner != "nothing" else 1  # + 1: the token in flight is no bonus
     guess: Ranker = SharedRanker(sampler, n_candidates)
     if config.verification == "rejection":
         fan_out = max(1, round(config.budget / (config.lookahead + 1)))
         guess = SampledRanker(sampler, n_candidates, fan_out, config.saguaro_c, config.generation)
-    # Room for what the target holds, and for what each row speculates.
+    # Room for the target's tokens and for the speculation of each row.
     n_tokens = config.n_tokens + config.max_rows * 2 * (config.lookahead + 1 + config.page_size)
     per_token = model.spec.kv_bytes_per_token(model.dtype)
     kv = KVPlan(-(-n_tokens // config.page_size), config.page_size, per_token, model.spec.max_length)
@@ -90,7 +90,7 @@ def _fallback(config: DraftConfig, primary: Proposer) -> Fallback:
         "ngram": lambda: FixedFallback(Ngram()),
         "random": lambda: FixedFallback(RandomTokens(config.n_vocab)),
         "batch": lambda: BatchSizeFallback(primary, Ngram()),
-        # captured, all steps of a speculation take their time whatever was asked for
+        # a captured draft takes all its steps regardless of the requested length
         "measured": lambda: (
             AdaptiveFallback(primary, Ngram())
             if isinstance(primary, ModelDrafter)

@@ -1,13 +1,13 @@
 """Counter-based noise: the only randomness in the engine.
 
-The noise of a token is a function of (request seed, position, token) and of nothing else: not of the batch, the
-method, the device or the number of calls before. It is Philox4x32-10, so the bits are the same everywhere.
+The noise of a token is a function of (request seed, position, token) only. It does not depend on the batch, the
+method, the device or earlier calls. It is Philox4x32-10, so the bits are the same everywhere.
 
     key     = (seed low 32 bits, seed high 32 bits)
-    counter = (token // 4, position, 0, DOMAIN)      one block serves four neighbouring tokens
+    counter = (token // 4, position, 0, DOMAIN)      one block covers four consecutive tokens
     lane    = token % 4
 
-A coin is a function of (request seed, position) in a domain of its own.
+The uniform numbers are a function of (request seed, position), with their own DOMAIN.
 """
 
 import secrets
@@ -20,24 +20,24 @@ from torch import Tensor
 
 Words = TypeVar("Words", Tensor, NDArray[Any])  # 32-bit words in 64 bits: int64 on a device, uint64 on the host
 
-DOMAIN = 0x5A6  # keeps this use of a seed apart from any other
+DOMAIN = 0x5A6  # separates this use of a seed from others
 COIN_DOMAIN = 0x5A7
 _LOW = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 
-# The largest and the smallest value gumbel() can return: the least u is 2^-33, the greatest 1 - 2^-24.
+# The range of gumbel(): u is between 2^-33 and 1 - 2^-24.
 GUMBEL_MAX = 22.8739
 GUMBEL_MIN = -2.8116
 
 
 def fresh_seed() -> int:
-    """A seed nobody chose, below 2^53 so that JSON keeps it exact."""
+    """A random seed below 2^53, which JSON represents exactly."""
     return secrets.randbits(53)
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """Seed of the index-th of several samples of one request; index 0 is the request's own (splitmix64).
+    """The seed of the index-th output of a request; output 0 has the request's own seed (splitmix64).
 
     >>> derive_seed(7, 0), derive_seed(7, 1) == derive_seed(7, 1), derive_seed(7, 1) != derive_seed(8, 1)
     (7, True, True)
@@ -78,7 +78,7 @@ def gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """A coin per place, uniform in (0, 1): seeds and positions are [P] int64 -> [P] float64.
+    """One number per position, uniform in (0, 1): seeds and positions are [P] int64 -> [P] float64.
 
     >>> bool((uniform(torch.tensor([5, 5]), torch.tensor([9, 10])) < 1).all())
     True
@@ -91,7 +91,7 @@ def gumbel_all(seeds: Tensor, positions: Tensor, n_vocab: int) -> Tensor:
     """Gumbel noise of every token: seeds [R], positions [R] -> [R, V] float32."""
     blocks = torch.arange((n_vocab + 3) // 4, device=seeds.device)[None]
     seeds, positions = seeds[:, None], positions[:, None]
-    if seeds.device.type == "cpu":  # row by row: one row's words stay in the core's own cache
+    if seeds.device.type == "cpu":  # row by row: one row fits into the core's cache
         rows = [_lanes(seeds[r : r + 1], positions[r : r + 1], blocks) for r in range(len(seeds))]
         lanes = torch.cat(rows)
     else:
@@ -103,13 +103,13 @@ def _lanes(seeds: Tensor, positions: Tensor, blocks: Tensor, domain: int = DOMAI
     """The four words of each block, [..., 4] int64."""
     zero = torch.zeros_like(positions)
     words = (blocks, positions, zero, zero + domain, seeds & _LOW, (seeds >> 32) & _LOW)
-    if blocks.device.type == "cpu":  # the same arithmetic through numpy: a fifth of the overhead per operation
+    if blocks.device.type == "cpu":  # the same arithmetic in numpy, with a fifth of the overhead per operation
         lanes = philox(*(w.numpy().view(np.uint64) for w in words))
         return torch.from_numpy(np.stack(lanes, axis=-1).view(np.int64))
     return torch.stack(philox(*words), dim=-1)
 
 
 def _to_gumbel(bits: Tensor) -> Tensor:
-    """-log(-log(1 - u)), u in [2^-33, 1 - 2^-24]: fine-grained where the noise is large, that is, where it wins."""
+    """-log(-log(1 - u)), u in [2^-33, 1 - 2^-24]: finest where the noise is large, which decides the argmax."""
     u = ((bits.to(torch.float32) + 0.5) * 2.0**-32).clamp_(max=1.0 - 2.0**-24)
     return u.neg_().log1p_().neg_().log_().neg_()

@@ -1,7 +1,7 @@
-"""One round, both sides: every method is this loop with other parts.
+"""One round, target side and draft side. Every method is this loop with other parts.
 
-Autoregressive decoding is the empty speculation, speculative decoding is the one for which nothing is prepared, and a
-lost draft is the first of these without a path of its own. Prefill is a row with many tokens and no speculation.
+Autoregressive decoding is a round with an empty speculation; speculative decoding is a round without preparation. If
+the draft is lost, rounds continue with empty speculations. Prefill is a row with many tokens and no speculation.
 """
 
 import math
@@ -26,25 +26,25 @@ now = time.perf_counter
 
 @dataclass(frozen=True)
 class _Flight:
-    """A round that was launched and has not been decided."""
+    """A round that was launched and is not decided yet."""
 
     batch: Batch
     spec: Speculation
     pending: Pending
-    moments: tuple[float, float, float, float]  # asking, launching and overlapping lie between them
+    moments: tuple[float, float, float, float]  # boundaries of the speculate, launch and overlap intervals
 
 
 @dataclass(frozen=True)
 class _Landed:
-    """What came of a round."""
+    """The result of a round."""
 
     commits: list[Commit]
-    decided: float  # when its outcome was there
-    seconds: float | None  # that a device computed
+    decided: float  # when the outcome arrived
+    seconds: float | None  # device time
 
 
 class Round:
-    """The target's side, and the last outcome, which the draft has not seen yet."""
+    """The target side. Holds the last outcome until it is sent to the draft."""
 
     def __init__(self, scheduler: Scheduler, verifier: Verifier, draft: DraftLink) -> None:
         self.scheduler, self.verifier, self.draft = scheduler, verifier, draft
@@ -54,11 +54,11 @@ class Round:
         self._trouble: BaseException | None = None
 
     def play(self) -> list[Commit]:
-        """Play one round; what each request got. Nothing to do gives an empty list.
+        """Run one round and return the tokens of each request. Returns an empty list if there is no work.
 
-        Where a device computes by itself the next round is launched at once, so that it does not wait for whoever
-        looks on or writes the texts. What goes wrong with that launch is raised by the next call: these tokens come
-        first.
+        On a device that computes asynchronously, the next round is launched before this one is reported, so the device
+        does not wait for observers or detokenization. An error of that launch is raised by the next call, because the
+        tokens of this round must be returned first.
         """
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
@@ -93,13 +93,13 @@ class Round:
             launched = now()
             self.draft.overlap()
             return _Flight(batch, spec, pending, (began, asked, launched, now()))
-        except BaseException:  # the draft may have missed something
+        except BaseException:  # the draft may have missed a message
             self._introduce_all()
             raise
 
     def _land(self, flight: _Flight) -> _Landed:
         try:
-            waits = now()  # a flight that was launched ahead may have been left alone for any time before this
+            waits = now()  # a round launched ahead may have waited here for any time
             self._outcome = flight.pending.outcome()
             decided, seconds = now(), flight.pending.seconds()
             began, _, _, launched = flight.moments
@@ -122,7 +122,7 @@ class Round:
 
 
 class DraftSide:
-    """The draft's side: what is in flight for each row, and what is prepared for each outcome of it."""
+    """The draft side: the speculation in flight for each row, and the prepared ones per outcome."""
 
     def __init__(
         self,
@@ -134,32 +134,32 @@ class DraftSide:
         lookahead: int,
         n_vocab: int,
         start: Start | None = None,
-        read_s: float = math.inf,  # seconds a round in which rows decode may spend on reading texts
+        read_s: float = math.inf,  # seconds per round for reading texts while rows decode
     ) -> None:
         self.rows, self.cache = DraftRows(start), SpeculationCache()
         self.drafter, self.planner, self.fallback, self.economy = drafter, planner, fallback, economy
         self._lookahead, self._n_vocab, self._read_s = lookahead, n_vocab, read_s
-        self._is_awaited = False  # whether the last answer was for any row
+        self._is_awaited = False  # whether the last reply had any rows
         self._asked: list[DraftRow] = []
         self._outcome, self._prepared = Outcome.nothing(), (0.0, 0.0)
-        self._made: Prepared | None = None  # for the next outcome
+        self._made: Prepared | None = None  # the last preparation
 
     def warm(self, size: int) -> None:
-        """Get ready for batches of this size, before there are any."""
+        """Warm up for batches of this size."""
         self.drafter.warm(size, self.planner)
 
     def admit(self, joined: Sequence[Joined]) -> None:
-        """Learn these rows."""
+        """Add these rows."""
         self.drafter.admit(self.rows.admit(joined))
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Forget these rows; one that is not known is none to forget."""
+        """Drop these rows. Unknown slots are ignored."""
         self.rows.retire(slots)
         self.cache.forget(slots)
         self.drafter.retire(slots)
 
     def respond(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
-        """Commit the outcome, look up what was prepared for it, and fall back where it was not foreseen."""
+        """Commit the outcome, look it up in the cache, and run the fallback for rows that missed."""
         began, self._outcome = now(), outcome if self._made is not None else Outcome.nothing()
         self.fallback.learn(outcome, self.rows)
         self.economy.learn(outcome, self.rows)
@@ -175,9 +175,9 @@ class DraftSide:
         return replace(spec, times=DraftTimes((began, now()), self._prepared_in(), self._made is not None))
 
     def prepare(self, is_late: Callable[[], bool] = lambda: False) -> None:
-        """Plan the likely outcomes, draft after each and refill the cache; done early if the outcome is there.
+        """Plan likely outcomes, draft after each and refill the cache. Stops early when the outcome arrives.
 
-        The planner learns what became of what it last planned, and nothing of a round it did not plan for.
+        The planner learns only from rounds that it planned.
         """
         began, self._made = now(), None
         self.drafter.read(list(self.rows), is_late, self._read_s if self._is_awaited else math.inf)
@@ -187,6 +187,6 @@ class DraftSide:
         self._prepared = (began, now())
 
     def _prepared_in(self) -> Interval:
-        """When the last preparation worked: on a device it went on after it was launched."""
+        """When the last preparation ran. On a device it continues after the launch."""
         seconds, began = self._made.seconds() if self._made else None, self._prepared[0]
         return self._prepared if seconds is None else (began, began + seconds)

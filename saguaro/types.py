@@ -1,7 +1,7 @@
-"""The nouns of a round, with their shapes.
+"""The data types of a round, with their shapes.
 
-B rows (sequences) in a batch, K lookahead, N nodes of a speculation (a chain has N = K), V vocabulary.
-A row is named by its slot: a small number that a request keeps from admission until it leaves.
+B rows (sequences) in a batch, K lookahead, N tokens per row of a speculation (at most K), V vocabulary size.
+A row is identified by its slot: a small number that a request keeps from admission until it leaves.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,34 +14,34 @@ from torch import Tensor
 from saguaro.config import SamplingParams
 
 FinishReason = str  # "stop", "length", "abort" or "error"
-Interval = tuple[float, float]  # seconds of time.perf_counter(), which all processes of one machine share; half-open
+Interval = tuple[float, float]  # seconds of time.perf_counter(), which all processes of a machine share; half-open
 
-SOURCES = ("empty", "cache", "draft", "ngram", "random", "script")  # where a row's speculation came from
+SOURCES = ("empty", "cache", "draft", "ngram", "random", "script")  # the origin of a row's speculation
 EMPTY, CACHE, DRAFT, NGRAM, RANDOM, SCRIPT = range(len(SOURCES))
 
 
 @dataclass(frozen=True)
 class DraftTimes:
-    """When the draft worked: for this reply, and before it on what was prepared for this round."""
+    """When the draft worked: on this reply, and before it on the preparation for this round."""
 
     respond: Interval
     prepare: Interval
-    is_prepared: bool = True  # whether anything was; where it does not pay, nothing is
+    is_prepared: bool = True  # False if nothing was prepared
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """What the draft proposes for a batch: row b proposes tokens[b, :length[b]]."""
+    """The tokens proposed for a batch: row b proposes tokens[b, :length[b]]."""
 
-    tokens: Tensor  # [B, N] int64; beyond length: 0
+    tokens: Tensor  # [B, N] int64; padded with 0
     length: Tensor  # [B] int64, 0 <= length <= N
     source: Tensor  # [B] int64: index into SOURCES
-    q: Tensor | None = None  # [B, N, V] what each token was drawn from; None: none was drawn, every q is one-hot
+    q: Tensor | None = None  # [B, N, V] the distribution of each token; None: no token was sampled, every q is one-hot
     times: DraftTimes | None = None
 
     @property
     def hit(self) -> Tensor:  # [B] bool
-        """Which rows came from the speculation cache."""
+        """True for rows that came from the speculation cache."""
         return self.source == CACHE
 
     @staticmethod
@@ -52,7 +52,7 @@ class Speculation:
 
     @staticmethod
     def of(proposed: "Sequence[Sequence[int]]", lookahead: int, sources: "Sequence[int]") -> "Speculation":
-        """Proposals of any length up to the lookahead; one without tokens has no source.
+        """Build one from proposals of any length up to the lookahead. An empty proposal has the source EMPTY.
 
         >>> spec = Speculation.of([[7], []], lookahead=2, sources=[NGRAM, NGRAM])
         >>> spec.length.tolist(), [SOURCES[source] for source in spec.source]
@@ -65,7 +65,7 @@ class Speculation:
         return Speculation(tokens, length, torch.tensor(source, dtype=torch.int64))
 
     def clip(self, limit: Tensor) -> "Speculation":  # limit: [B] int64
-        """The same speculation, no row longer than its limit."""
+        """Limit the length of each row."""
         if bool((self.length <= limit).all()):
             return self
         length = self.length.minimum(limit)
@@ -74,27 +74,27 @@ class Speculation:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """One emitted token's log-probability and the likeliest alternatives, under the model's own distribution."""
+    """An emitted token's log-probability and the most likely alternatives, under the unmodified distribution."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]  # (token, logprob), best first
-    rank: int | None = None  # of a prompt's token among all tokens; the likeliest has 1
+    rank: int | None = None  # only for prompt tokens: the rank among all tokens, from 1
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What verification decided: row b accepted n_accepted[b] tokens, then the target put bonus[b]."""
+    """The result of verification: row b accepted n_accepted[b] tokens; bonus[b] is the target's next token."""
 
-    slots: Tensor  # [B] int64: the rows that got a token this round
-    length: Tensor  # [B] int64: how many speculated tokens were verified
+    slots: Tensor  # [B] int64: the rows that got a token in this round
+    length: Tensor  # [B] int64: number of speculated tokens verified
     n_accepted: Tensor  # [B] int64, 0..length
-    bonus: Tensor  # [B] int64; BROKEN (saguaro.algo.verification): none, the target's logits are not finite
-    logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # per row, for the accepted tokens and the bonus; or empty
-    prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # per row of the batch, those wanted; or empty
+    bonus: Tensor  # [B] int64; BROKEN (saguaro.algo.verification) if the target's logits are not finite
+    logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # per row: accepted tokens and bonus; empty if not requested
+    prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # per row of the batch; empty if not requested
 
     def without(self, slots: Sequence[int]) -> "Outcome":
-        """The same without some rows: one that left has no next speculation, and its slot may serve another.
+        """Drop rows that left: they need no speculation, and their slots may be reused.
 
         >>> two = Outcome(torch.tensor([3, 5]), torch.tensor([2, 2]), torch.tensor([1, 2]), torch.tensor([7, 8]))
         >>> two.without([3]).bonus
@@ -114,72 +114,72 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Joined:
-    """A row the draft must know from now on: its slot, its text so far, and how it is decoded.
+    """A row that is introduced to the draft: its slot, text and decoding parameters.
 
-    Drafting with the target's parameters and noise is what makes a guess good; nothing here changes the output.
+    The draft uses the target's parameters and noise, so its tokens agree more often. They do not change the output.
     """
 
     slot: int
     tokens: Sequence[int]
-    n_prompt: int = 0  # of these tokens, from the prompt: penalties tell it from the output
+    n_prompt: int = 0  # the first n_prompt tokens are the prompt; penalties treat it and the output differently
     seed: int = 0
     params: SamplingParams = field(default_factory=SamplingParams)
 
 
 class DraftLink(Protocol):
-    """Where speculations come from. It never fails a request: what it cannot give is an empty speculation."""
+    """The source of speculations. It never fails a request: if it has no proposal, the speculation is empty."""
 
     def is_fresh(self) -> bool:
-        """Whether the draft knows no row since this was last asked, and every row must be introduced anew."""
+        """Return True, once, if the draft has lost its rows and all rows must be introduced again."""
 
     def admit(self, rows: Sequence[Joined]) -> None:
-        """Learn these rows and their text."""
+        """Add these rows with their text."""
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Forget these rows; one that is not known is none to forget."""
+        """Drop these rows. Unknown slots are ignored."""
 
     def speculate(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
-        """Take the last outcome to heart and propose for these rows, in this order, at most `room` tokens each."""
+        """Apply the last outcome, then propose at most `room` tokens for each of these rows, in this order."""
 
     def overlap(self) -> None:
         """Prepare the next speculations while the target verifies."""
 
     def close(self) -> None:
-        """Give back whatever the link holds."""
+        """Release all resources."""
 
 
 @dataclass(frozen=True)
 class RowEvent:
-    """What a round did for one request."""
+    """The result of a round for one request."""
 
     request: str
-    length: int  # tokens speculated and verified
-    k: int  # of these, accepted
-    source: str  # of SOURCES
-    n_tokens: int  # that the request got; fewer than k + 1 where it ended
-    room: int  # tokens that might have been speculated
+    length: int  # speculated tokens that were verified
+    k: int  # accepted tokens
+    source: str  # one of SOURCES
+    n_tokens: int  # tokens emitted; fewer than k + 1 if the request ended
+    room: int  # the largest number of tokens that could have been speculated
     drafted: tuple[int, ...] = ()  # the speculated tokens, accepted or not
     prepares: bool = True  # whether outcomes may be prepared for it
 
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """One round: who got what, and when the target and the draft worked.
+    """One round: the result per row, and when the target and the draft worked.
 
-    speculate |------| launch |--------------| overlap |---| collect |----|      the target's side, in this order
+    speculate |------| launch |--------------| overlap |---| collect |----|      the target side, in this order
               waiting         verifying (CPU)  drafting here  verifying (GPU)
     """
 
     number: int
-    n_computed: int  # tokens of text and speculation the target computed
+    n_computed: int  # text and speculated tokens computed by the target
     rows: tuple[RowEvent, ...]
     speculate: Interval
     launch: Interval
     overlap: Interval
     collect: Interval
-    draft: DraftTimes | None  # None where nobody drafts
-    verify: Interval | None = None  # when a device computed, from launch on; None: the host itself did, as drawn above
+    draft: DraftTimes | None  # None without a draft
+    verify: Interval | None = None  # device time from launch on; None on a CPU, where the host computes as drawn
 
 
 Observer = Callable[[RoundEvent], None]
-Progress = Callable[[str, int, int], None]  # of something that takes long: (what is happening, done, total)
+Progress = Callable[[str, int, int], None]  # of a long operation: (label, done, total)

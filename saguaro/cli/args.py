@@ -21,7 +21,7 @@ Color = Literal["auto", "always", "never"]
 
 
 def _method_help() -> str:
-    """What --method says, from the table."""
+    """The help text of --method, from the table."""
     known = ", ".join(f"{method.name} ({method.summary})" for method in METHODS.values())
     return f"The decoding method: {known}; or auto: ssd if there is a draft, else ar."
 
@@ -60,10 +60,10 @@ class EngineArgs(EngineConfig):
     """Longest text, prompt and output together; auto or -1: what the model and the KV memory allow."""
 
     def __post_init__(self) -> None:
-        """Checked when the config is made, so that errors read the same everywhere."""
+        """No checks here: config() checks, so that errors are the same everywhere."""
 
     def config(self) -> EngineConfig:
-        """The checked config."""
+        """Build the checked config."""
         return EngineConfig(**asdict(self))
 
 
@@ -76,13 +76,13 @@ class SamplingArgs(SamplingParams):
     """A string that ends the output; not part of it. One value per flag, which may be repeated."""
     stop_token_ids: Repeatable[tuple[int, ...]] = ()
     """A token id that ends the output, beside the model's own. One value per flag, which may be repeated."""
-    prepare: tyro.conf.Suppress[bool] = True  # for requests that differ; here --prepare says it for the whole engine
+    prepare: tyro.conf.Suppress[bool] = True  # per request in the API; here --prepare sets it for the engine
 
     def __post_init__(self) -> None:
-        """Checked when the parameters are made, so that errors read the same everywhere."""
+        """No checks here: params() checks, so that errors are the same everywhere."""
 
     def params(self) -> SamplingParams:
-        """The checked parameters."""
+        """Build the checked parameters."""
         return SamplingParams(**asdict(self))
 
 
@@ -100,7 +100,7 @@ class StructuredArgs:
     """A file with a grammar, Lark or GBNF."""
 
     def structured(self) -> Structured | None:
-        """The checked wish, files read."""
+        """Read the files and build the checked constraint."""
         schema, grammar = (_read(path) for path in (self.json_schema, self.grammar))
         if schema is None and grammar is None and self.regex is None and not self.choice:
             return None
@@ -118,10 +118,10 @@ class RecipeArgs(Recipe):
     """How the draft is trained."""
 
     def __post_init__(self) -> None:
-        """Checked when the recipe is made, so that errors read the same everywhere."""
+        """No checks here: recipe() checks, so that errors are the same everywhere."""
 
     def recipe(self) -> Recipe:
-        """The checked recipe."""
+        """Build the checked recipe."""
         return Recipe(**asdict(self))
 
 
@@ -143,10 +143,10 @@ class LimitArgs(ServerLimits):
     """What a request may be, and how long it may take."""
 
     def __post_init__(self) -> None:
-        """Checked when the limits are made, so that errors read the same everywhere."""
+        """No checks here: limits() checks, so that errors are the same everywhere."""
 
     def limits(self) -> ServerLimits:
-        """The checked limits."""
+        """Build the checked limits."""
         return ServerLimits(**asdict(self))
 
 
@@ -154,8 +154,8 @@ class ParserArgs(Parsers):
     """How the model's output is read."""
 
     def __post_init__(self) -> None:
-        """Checked when the parsers are made, so that errors read the same everywhere."""
+        """No checks here: parsers() checks, so that errors are the same everywhere."""
 
     def parsers(self) -> Parsers:
-        """The checked parsers."""
+        """Build the checked parsers."""
         return Parsers(**asdict(self))

@@ -1,8 +1,8 @@
-"""`saguaro bench`: methods side by side on the same prompts, weights and noise; one table, and JSON.
+"""`saguaro bench`: measures methods on the same prompts, weights and noise; prints a table, and writes JSON.
 
-Runs are interleaved: every group of prompts is given to every method before the next group, in an order that rotates,
-so that a busy machine disturbs all alike. Every method but those that verify by rejection at a temperature must give
-the tokens of `ar`; the exit status is 1 if one does not.
+Runs are interleaved: every group of prompts is run by every method before the next group, in a rotating order, so that
+other load on the machine affects all methods alike. Every method must give the tokens of `ar`, except those that verify
+by rejection at a temperature above 0. The exit status is 1 if one does not.
 """
 
 import json
@@ -34,7 +34,7 @@ Run = Callable[[Sequence[list[int]], Sequence[SamplingParams]], list[list[int]]]
 
 
 def bench(command: commands.Bench) -> int:
-    """Measure, print the table, write the JSON; 1 if a method's tokens are not ar's though they must be."""
+    """Measure, print the table and write the JSON. Returns 1 if tokens differ from ar's that must not."""
     params = command.sampling.params()
     names = method_names(command.methods, config_for(command.which, command.engine))
     texts = _texts(command)
@@ -67,7 +67,7 @@ def _texts(command: commands.Bench) -> list[str]:
 
 
 def _seeded(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """The parameters of each prompt, with a seed of its own that the command's seed decides."""
+    """The parameters of each prompt, each with a seed derived from the command's."""
     seed = params.seed if params.seed is not None else rng.fresh_seed()
     return [replace(params, seed=rng.derive_seed(seed, index)) for index in range(n)]
 
@@ -79,7 +79,7 @@ def _measure(
     params: Sequence[SamplingParams],
     batch: int,
 ) -> None:
-    """Every group of prompts through every method, the first method another one each time."""
+    """Run every group of prompts with every method, starting with another method each time."""
     starts = range(0, len(prompts), batch)
     with progress_bar() as progress:
         for n_done, at in enumerate(starts):
@@ -101,7 +101,7 @@ def _ours(llm: LLM) -> Run:
 
 
 def _theirs(name: str, llm: LLM, longest: int) -> Run:
-    """A peer, warmed up. transformers pads a group and generates it together, under its first prompt's seed."""
+    """A peer, warmed up. transformers pads a group and generates it in one batch, with its first prompt's seed."""
     model, path = llm.engine.loaded.model, llm.engine.loaded.path
     warm_up = llm.engine.tokenizer.encode("Count from one to ten.")
     if method_of(name) == LLAMA:
@@ -114,7 +114,7 @@ def _theirs(name: str, llm: LLM, longest: int) -> Run:
 
 
 def _circumstances(command: commands.Bench, llm: LLM, names: Sequence[str], n_prompts: int) -> dict[str, Any]:
-    """All that the results depend on: settings, versions, machine."""
+    """Everything the results depend on: settings, versions, machine."""
     model = llm.engine.loaded.model
     own = {
         "methods": list(names),

@@ -1,7 +1,6 @@
-"""Several methods side by side: one engine for each, on the same weights, under the same conditions.
+"""Builds one engine per method, on the same weights and under the same conditions.
 
-`ar` is always among them, and the first: its tokens are what the others must give, its speed is what they are compared
-with.
+`ar` is always included, and first: the other methods must give its tokens, and their speed is compared with its speed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,20 +18,20 @@ from saguaro.measure.candidate import Candidate, cores_of, method_of, placement,
 from saguaro.model.default import draft_for
 from saguaro.model.tokenizer import Tokenizer
 
-LOADER_KV = "64MiB"  # of the engine that only holds the weights
+LOADER_KV = "64MiB"  # of the engine that only loads the weights
 LEAST_KV_TOKENS = 4096
 WARM_UP = "Count slowly from one to ten, and then say what comes after ten."
 
 
 def method_names(methods: str | None, engine: EngineConfig) -> list[str]:
-    """The methods of a comma-separated list, as METHOD:K:M@CORES, ar first; without one, the usual ones."""
+    """Parse a comma-separated list of METHOD:K:M@CORES, with ar first; without a list, the default methods."""
     if engine.method != "auto":
         raise ConfigError(f"method is {engine.method!r}; several are compared here: give --methods {engine.method}")
     if methods is None:
         methods = "sd,ssd" if engine.draft is not None else "ngram"
     names = [name.strip() for name in methods.split(",") if name.strip()]
     for name in names:
-        # refuses one that is not known or lacks a draft
+        # raises if the method is unknown or has no draft
         choose_method(replace(engine, method=method_of(name), **sizes_of(name)))
         cores_of(name)
     first = [name for name in names if method_of(name) == "ar"] or ["ar"]
@@ -40,7 +39,7 @@ def method_names(methods: str | None, engine: EngineConfig) -> list[str]:
 
 
 def config_for(which: ModelArgs, engine: EngineArgs) -> EngineConfig:
-    """The checked config, with the default model's draft where that is meant."""
+    """The checked config, with the default model's draft if applicable."""
     config = engine.config()
     return replace(config, draft=draft_for(which.model, config.draft))
 
@@ -54,7 +53,7 @@ def load_candidates(
     encode: Callable[[Tokenizer], list[list[int]]],
     n_together: int,
 ) -> Iterator[tuple[list[Candidate], list[list[int]]]]:
-    """An entrant for each method, warmed up, and the encoded prompts; the memory fits n_together of these at a time."""
+    """Build and warm up an entry per method, and encode the prompts. The KV memory fits n_together of them."""
     config = config_for(which, engine)
     if params.n != 1 or params.max_tokens is None:
         raise ConfigError(
@@ -75,7 +74,7 @@ def load_candidates(
             settings["kv_memory"] = _kv_memory(base, config, longest, n_together)
         entrants = []
         for name in names:
-            with placement(name):  # a draft in a process of its own gets its cores now
+            with placement(name):  # a draft process gets its cores now
                 llm = stack.enter_context(base.sibling(**{**settings, "method": method_of(name), **sizes_of(name)}))
             entrants.append(Candidate(name, llm, _is_comparable(llm, params)))
         for entrant in entrants:
@@ -85,7 +84,7 @@ def load_candidates(
 
 
 def encoder(texts: Sequence[str], chat: bool) -> Callable[[Tokenizer], list[list[int]]]:
-    """Turns texts into prompts: users' messages if `chat` and the tokenizer has a template, else plain text."""
+    """Encode texts as prompts: as user messages if `chat` and the tokenizer has a template, else as plain text."""
 
     def encode(tokenizer: Tokenizer) -> list[list[int]]:
         if chat:
@@ -99,19 +98,19 @@ def encoder(texts: Sequence[str], chat: bool) -> Callable[[Tokenizer], list[list
 
 
 def _is_comparable(llm: LLM, params: SamplingParams) -> bool:
-    """Rejection at a temperature gives other tokens of the same law."""
+    """False for rejection at a temperature above 0: other tokens, same distribution."""
     method = llm.engine.method
     return params.temperature == 0 or not method.drafts or method.verification == "shared"
 
 
 def _kv_memory(base: LLM, config: EngineConfig, longest: int, n_together: int) -> str:
-    """Bytes for n_together texts of this length twice over, so that cached prefixes need not go at once."""
+    """Bytes for twice n_together texts of this length, so that cached prefixes are not evicted at once."""
     n_tokens = max(2 * n_together * longest, LEAST_KV_TOKENS, config.max_model_len or 0)
     return str((n_tokens + config.page_size) * base.engine.kv.bytes_per_token)
 
 
 def _warm_up(entrant: Candidate, params: SamplingParams) -> None:
-    """Pay what is paid once: lazy loading, a draft's start, memory touched for the first time."""
+    """Run once, to exclude one-time costs: lazy loading, the start of a draft, first use of memory."""
     assert entrant.llm is not None
     short = replace(params, max_tokens=min(16, params.max_tokens or 16), min_tokens=0)
     with placement(entrant.name):

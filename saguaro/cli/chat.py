@@ -29,7 +29,7 @@ HELP = """\
 
 
 class Conversation:
-    """What was said; the oldest turns are dropped when the context is full."""
+    """The conversation. The oldest turns are dropped when the context is full."""
 
     def __init__(self, system: str | None) -> None:
         self.system = system
@@ -37,7 +37,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """System message and turns."""
+        """The system message and the turns."""
         return ([{"role": "system", "content": self.system}] if self.system else []) + self.turns
 
     def say(self, role: str, content: str) -> None:
@@ -45,7 +45,7 @@ class Conversation:
         self.turns.append({"role": role, "content": content})
 
     def drop_oldest(self) -> bool:
-        """Forget the oldest question and its answer; False if only the last question is left."""
+        """Drop the oldest question and its answer. False if only the last question is left."""
         if len(self.turns) <= 1:
             return False
         del self.turns[:2]
@@ -53,7 +53,7 @@ class Conversation:
 
 
 def chat(command: commands.Chat) -> int:
-    """Talk until the user leaves."""
+    """Run the conversation until the user leaves."""
     params, summary = command.sampling.params(), Summary()
     notes = Console(stderr=True, highlight=False)
     with contextlib.ExitStack() as stack:
@@ -74,7 +74,7 @@ def chat(command: commands.Chat) -> int:
 
 @dataclass(frozen=True)
 class Talk:
-    """What an answer needs."""
+    """The state of a conversation."""
 
     llm: LLM
     params: SamplingParams
@@ -85,7 +85,7 @@ class Talk:
 
 
 def _talk(talk: Talk) -> None:
-    """Turn after turn until the user leaves."""
+    """Run turns until the user leaves."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  line editing and history for input()
     while True:
@@ -95,13 +95,13 @@ def _talk(talk: Talk) -> None:
         except EOFError:
             print()
             return
-        except KeyboardInterrupt:  # at the prompt; an answer is stopped more gently
+        except KeyboardInterrupt:  # at the prompt; during an answer, Ctrl-C sets a flag
             print()
             talk.notes.print("[dim]Ctrl-D or /quit leaves.[/dim]")
 
 
 def _turn(talk: Talk) -> bool:
-    """Read a message and answer it, or carry out a command; False to leave."""
+    """Read a message and answer it, or run a command. False: leave."""
     text = _read()
     if text.strip() in ("/quit", "/exit"):
         return False
@@ -116,7 +116,7 @@ def _turn(talk: Talk) -> bool:
 
 
 def _read() -> str:
-    """One message; three quotes begin and end one of several lines."""
+    """Read one message; three quotes begin and end a message of several lines."""
     prompt = "> " if sys.stdin.isatty() else ""
     text = input(prompt)
     if not text.startswith('"""'):
@@ -129,7 +129,7 @@ def _read() -> str:
 
 
 def _command(text: str, conversation: Conversation, notes: Console) -> bool:
-    """Carry out a slash command; whether an answer is due."""
+    """Run a slash command. Returns whether an answer is needed."""
     word, _, rest = text.partition(" ")
     if word == "/regenerate":
         while conversation.turns and conversation.turns[-1]["role"] == "assistant":
@@ -153,7 +153,7 @@ def _command(text: str, conversation: Conversation, notes: Console) -> bool:
 
 
 def _answer(talk: Talk) -> None:
-    """Stream an answer to the last message and remember it."""
+    """Stream an answer to the last message and add it to the conversation."""
     meter, pieces, reason, failure = Meter(), [], None, None
     with _interrupts() as is_interrupted:
         tokens = _fitting(talk)
@@ -183,7 +183,7 @@ def _answer(talk: Talk) -> None:
 
 
 def _fitting(talk: Talk) -> list[int] | None:
-    """The conversation's tokens, without its oldest turns if they leave no room for an answer; None if it cannot be."""
+    """The conversation's tokens, without the oldest turns if needed for an answer; None if it cannot fit."""
     engine, conversation = talk.llm.engine, talk.conversation
     longest = engine.kv.longest
     room = talk.params.max_tokens or min(512, longest // 4)
@@ -202,7 +202,7 @@ def _fitting(talk: Talk) -> list[int] | None:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """While inside, Ctrl-C sets a flag instead of raising in the middle of a round."""
+    """In this context Ctrl-C sets a flag instead of raising during a round."""
     pressed = False
 
     def note(_signal: int, _frame: FrameType | None) -> None:

@@ -216,7 +216,7 @@ class Serve:
 
     @property
     def which(self) -> ModelArgs:
-        """The model, named by its place or by --model."""
+        """The model, given as an argument or by --model."""
         if self.place is None:
             return self.named
         if self.named.model not in (None, self.place):
@@ -237,7 +237,7 @@ Command = (
 
 
 def load(which: ModelArgs, engine: EngineArgs, *, is_logged: bool = False, **more: Any) -> "LLM":
-    """The LLM of these arguments; what takes long is shown on a terminal, and in the log where there is one."""
+    """Build the LLM of these arguments. Shows progress on a terminal, and in the log if there is one."""
     settings = asdict(engine.config())
     from saguaro.cli.progress import progress_bar
     from saguaro.llm import LLM

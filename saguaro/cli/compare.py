@@ -1,7 +1,7 @@
-"""`saguaro compare`: one prompt, one method after the other, each token coloured by its origin; then a table.
+"""`saguaro compare`: runs one prompt with each method, each token coloured by its origin; then prints a table.
 
-Below it stands what each method that can prepare does on this machine, and why. It ends with the words "identical
-output", or with "OUTPUT DIFFERS" and exit status 1.
+Below the table it prints, for each method that can prepare, whether it does on this machine, and why. It ends with
+"identical output", or with "OUTPUT DIFFERS" and exit status 1.
 """
 
 import sys
@@ -18,7 +18,7 @@ from saguaro.measure.candidate import Candidate, results, table, verdict
 
 
 def compare(command: commands.Compare) -> int:
-    """Stream every method's output; 1 if one differs that must not."""
+    """Stream every method's output. Returns 1 if one differs that must not."""
     if not command.prompt:
         raise ConfigError("there is no prompt; give --prompt TEXT")
     params = command.sampling.params()
@@ -39,7 +39,7 @@ def compare(command: commands.Compare) -> int:
 
 
 def _stream(entrant: Candidate, prompt: list[int], params: SamplingParams, has_color: bool) -> list[list[int]]:
-    """Print one output as it grows; its tokens."""
+    """Print one output as it grows. Returns its tokens."""
     assert entrant.llm is not None
     tokens: list[int] = []
     painter = Painter(entrant.llm.engine.tokenizer, prompt)

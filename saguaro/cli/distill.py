@@ -1,10 +1,10 @@
-"""`saguaro distill`: a small draft for a target, made from the target's own texts.
+"""`saguaro distill`: makes a small draft for a target, from the target's own texts.
 
-    OUT/config.json, model.safetensors, token_map.safetensors     the draft, as --draft takes it
-    OUT/distill.json                                              what it was made with, and what came of it
-    OUT/work                                                      texts and training so far; nobody needs it afterwards
+    OUT/config.json, model.safetensors, token_map.safetensors     the draft, for --draft
+    OUT/distill.json                                              its settings and results
+    OUT/work                                                      texts and training state; not needed afterwards
 
-The same command again goes on where it was interrupted.
+Running the same command again resumes an interrupted run.
 """
 
 import gc
@@ -41,11 +41,11 @@ from saguaro.model.weights import write_whole
 from saguaro.types import Progress
 
 LAYERS, HEAD = 3, 8192
-MOST_MEANT = 50  # steps of whose figures the mean is told, at the beginning and at the end
+MOST_MEANT = 50  # steps averaged at the beginning and at the end
 
 
 def distill(command: commands.Distill) -> int:
-    """Make the draft, evaluate it and say what it is worth."""
+    """Make and evaluate the draft, and print the results."""
     recipe = command.recipe.recipe()
     learnt, held = split_prompts(command)
     record = Record(command.out, settings_of(command, recipe))
@@ -61,7 +61,7 @@ def distill(command: commands.Distill) -> int:
 
 
 def load_target(command: commands.Distill, progress: Progress, **settings: Any) -> LLM:
-    """The target; without a prefix cache it reads a prompt always alike, so a resumed run gives the very same texts."""
+    """Load the target without a prefix cache, so that prompts are computed alike and a resumed run is identical."""
     return LLM(
         command.target,
         revision=command.revision,
@@ -79,9 +79,9 @@ def load_target(command: commands.Distill, progress: Progress, **settings: Any) 
 def make(
     command: commands.Distill, recipe: Recipe, prompts: Sequence[str], record: "Record", progress: Progress
 ) -> None:
-    """Sample, train and write; what cannot be is refused before that takes its time."""
+    """Sample, train and write. Invalid settings are refused first."""
     target, corpus, ends = write_texts(command, recipe, prompts, record, progress)
-    gc.collect()  # the engine's memory, for the training
+    gc.collect()  # frees the engine's memory for training
     torch.cuda.empty_cache()
     counts = corpus.counts(target.model.spec.n_vocab)
     student = begin(command, target, counts, ends)
@@ -105,7 +105,7 @@ def make(
 def write_texts(
     command: commands.Distill, recipe: Recipe, prompts: Sequence[str], record: "Record", progress: Progress
 ) -> tuple[Loaded, Corpus, frozenset[int]]:
-    """The target, its texts, and the tokens that end one; sizes that cannot be are refused before any is written."""
+    """The target, its texts, and its end-of-text tokens. Invalid sizes are refused before any text is written."""
     work, n_shard = command.out / "work", 4 * command.batch_rows
     with load_target(command, progress, method="ar") as llm:
         ends = llm.engine.eos_ids
@@ -132,7 +132,7 @@ def write_texts(
 
 
 def check_sizes(command: commands.Distill, target: Loaded, ends: frozenset[int]) -> None:
-    """Raise if no such draft can be begun for the target."""
+    """Raise if such a draft cannot be made for the target."""
     layers, head = sizes(command)
     if layers is not None:
         pick_layers(target.model.spec.n_layers, layers)
@@ -143,7 +143,7 @@ def check_sizes(command: commands.Distill, target: Loaded, ends: frozenset[int])
 
 
 def sizes(command: commands.Distill) -> tuple[int | None, int | None]:
-    """Layers and rows of the head; None for what the draft has that is begun from."""
+    """Layers and rows of the head; None: taken from the draft to start from."""
     if command.start is None:
         return LAYERS if command.layers is None else command.layers, HEAD if command.head is None else command.head
     if command.layers is not None:
@@ -152,7 +152,7 @@ def sizes(command: commands.Distill) -> tuple[int | None, int | None]:
 
 
 def load_start(start: str, target: Loaded) -> Transformer:
-    """The draft to go on from."""
+    """Load the draft to start from."""
     folder = DRAFT if start == "default" else Path(start)
     if not borrows(folder):
         raise ConfigError(f"start is {start}, which is no draft that `saguaro distill` made; give one")
@@ -160,7 +160,7 @@ def load_start(start: str, target: Loaded) -> Transformer:
 
 
 def begin(command: commands.Distill, target: Loaded, counts: Tensor, ends: frozenset[int]) -> Transformer:  # [V]
-    """The draft before it learns, in float32: another draft, or layers of the target and the tokens said most often."""
+    """The initial draft, in float32: another draft, or layers of the target and its most frequent tokens."""
     model, (layers, head) = target.model, sizes(command)
     ids = frequent(counts, head, ends) if head is not None else None
     if command.start is not None:
@@ -172,14 +172,14 @@ def begin(command: commands.Distill, target: Loaded, counts: Tensor, ends: froze
 
 
 def plain(loaded: Loaded) -> Loaded:
-    """The model with its weights as tensors, of which a draft can be made: loaded once more where they are packed."""
+    """The model with plain weights, from which a draft can be made; loaded again if they are packed."""
     if not loaded.model.is_packed:
         return loaded
     return load(loaded.name, loaded.path, loaded.model.device, loaded.model.dtype)
 
 
 def evaluate(command: commands.Distill, llm: LLM, prompts: Sequence[str], temperature: float) -> dict[str, Any]:
-    """What the draft is worth to speculative decoding, by the engine itself, on prompts it has not learnt from."""
+    """Measure the draft in speculative decoding with the engine, on held-out prompts."""
     summary = Summary()
     asked, _ = encode(llm.engine, prompts, SamplingParams(max_tokens=command.max_tokens), len(prompts), command.chat)
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=command.max_tokens) for i in range(len(asked))]
@@ -194,7 +194,7 @@ def evaluate(command: commands.Distill, llm: LLM, prompts: Sequence[str], temper
 
 
 def split_prompts(command: commands.Distill) -> tuple[list[str], list[str]]:
-    """The prompts to learn from, and those held out to evaluate."""
+    """The training prompts and the held-out ones."""
     n_held = command.evaluate
     if command.questions < 0:
         raise ConfigError(f"questions is {command.questions}; it must be 0 or more")
@@ -210,7 +210,7 @@ def split_prompts(command: commands.Distill) -> tuple[list[str], list[str]]:
 
 
 def frequent(counts: Tensor, n: int, always: frozenset[int]) -> Tensor:  # [V] -> [at most n] int64
-    """The tokens that came most often, the most frequent first; those that must be there are.
+    """The most frequent tokens, most frequent first, including those in `always`.
 
     >>> frequent(torch.tensor([5, 0, 9, 2]), 2, frozenset({1}))
     tensor([2, 1])
@@ -223,8 +223,8 @@ def frequent(counts: Tensor, n: int, always: frozenset[int]) -> Tensor:  # [V] -
 
 
 def settings_of(command: commands.Distill, recipe: Recipe) -> dict[str, Any]:
-    """Everything that decides what the draft will be."""
-    # batch_rows too: texts that are written together round alike.
+    """All settings that affect the draft."""
+    # batch_rows too: it affects rounding.
     names = ["target", "revision", "questions", "texts", "max_tokens", "temperatures", "chat"]
     names += ["start", "stored", "evaluate", "batch_rows"]
     files = [str(path) for given in command.prompts for path in given]
@@ -234,7 +234,7 @@ def settings_of(command: commands.Distill, recipe: Recipe) -> dict[str, Any]:
 
 
 class Record:
-    """distill.json: begun with the settings, and added to as results come."""
+    """distill.json: starts with the settings; results are added."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self._folder, self._path = folder, folder / "distill.json"
@@ -250,7 +250,7 @@ class Record:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the draft itself is there."""
+        """Whether the draft is complete."""
         return "training" in self.found and (self._folder / "config.json").exists()
 
     def write(self, name: str, result: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from saguaro.types import Observer, TokenLogprobs
 
 
 def generate(command: commands.Generate) -> int:
-    """Carry out the command; 1 if some prompt could not be served."""
+    """Run the command. Returns 1 if a prompt failed."""
     asked = read_prompts(command)
     params = replace(command.sampling.params(), structured=command.shape.structured())
     with ExitStack() as files:
@@ -67,7 +67,7 @@ def _tokens(llm: LLM, text: str, command: commands.Generate) -> list[int]:
 
 
 def _stream(llm: LLM, asked: Asked, params: SamplingParams, command: commands.Generate) -> tuple[int, str]:
-    """Print one output as it grows; how many failed, and its speed."""
+    """Print one output as it grows. Returns the number of failures and the speed."""
     tokens, meter, failure = _tokens(llm, asked.prompt, command), Meter(), None
     painter = Painter(llm.engine.tokenizer, tokens) if wants_color(command.color) else None
     for delta in llm.stream(tokens, params):
@@ -83,7 +83,7 @@ def _stream(llm: LLM, asked: Asked, params: SamplingParams, command: commands.Ge
 
 
 def _batch(llm: LLM, asked: list[Asked], params: SamplingParams, command: commands.Generate) -> tuple[int, str]:
-    """Run all prompts together and print results in order; how many failed, and the speed of all together."""
+    """Run all prompts together and print results in order. Returns the number of failures and the total speed."""
     lines: dict[int, list[dict[str, Any]]] = {}
     served: list[int] = []
     tokens: list[list[int]] = []
@@ -132,7 +132,7 @@ def _line(name: Any, output: Completion, n: int) -> dict[str, Any]:
 
 
 def _scored(found: Sequence[TokenLogprobs | None] | None) -> dict[str, Any]:
-    """The log-probabilities of a prompt's tokens, where they are wanted; the first has none."""
+    """The log-probabilities of prompt tokens, if requested; the first has none."""
     return {} if found is None else {"prompt_logprobs": [None if one is None else _logprobs(one) for one in found]}
 
 
@@ -142,12 +142,12 @@ def _logprobs(one: TokenLogprobs) -> dict[str, Any]:
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity: the server's number for it."""
+    """Replace infinity, which JSON lacks, by the server's number."""
     return logprob if math.isfinite(logprob) else LEAST
 
 
 def _print_ready(lines: dict[int, list[dict[str, Any]]], printed: int, as_json: bool) -> int:
-    """Print what comes next in order, as far as it is there; how many prompts are printed now."""
+    """Print the next results that are ready, in order. Returns how many prompts are printed."""
     while printed in lines:
         for line in lines[printed]:
             if as_json:

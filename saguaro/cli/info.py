@@ -1,4 +1,4 @@
-"""`saguaro info`: what was loaded, what it takes, how much text fits."""
+"""`saguaro info`: describes a loaded model, its memory and its capacity."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from saguaro.llm import LLM
 
 
 def describe(llm: LLM) -> dict[str, Any]:
-    """Everything worth knowing about a loaded model."""
+    """The description of a loaded model."""
     engine, spec = llm.engine, llm.engine.loaded.model.spec
     return {
         "saguaro": __version__,

@@ -1,7 +1,7 @@
 """The command line.
 
-Results go to standard output, everything else to standard error; the exit status is 0, or 1 when some prompt failed or
-outputs differ that must not, or 2 when nothing could be done.
+Results go to standard output, everything else to standard error. The exit status is 0; 1 if a prompt failed or outputs
+differ that must not; 2 if nothing could be done.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ import tyro
 from saguaro.cli.commands import AnyCommand, Bench, Chat, Command, Compare, Distill, Generate, Info, Serve
 from saguaro.errors import SaguaroError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # standard output cannot be written
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of writing standard output
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the `saguaro` command."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe may want an encoding that cannot write every character
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe's encoding may not support every character
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
         try:
             status = run(parse(sys.argv[1:] if argv is None else argv))
-        except SystemExit as e:  # --help has been printed, or a mistake in the flags explained
+        except SystemExit as e:  # after --help, or an error in the flags
             status = e.code if isinstance(e.code, int) else 0
         sys.stdout.flush()
     except SaguaroError as e:
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _explain(str(e))
     except KeyboardInterrupt:
         status = 130
-    except BrokenPipeError:  # the reader went away, as `| head` does
+    except BrokenPipeError:  # the reader closed the pipe, e.g. `| head`
         status = 1
         _drop_output()
     except OSError as e:
@@ -48,18 +48,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _explain(message: str) -> None:
-    with contextlib.suppress(OSError):  # standard error may be full too
+    with contextlib.suppress(OSError):  # standard error may fail too
         print(f"saguaro: {message}", file=sys.stderr)
 
 
 def _drop_output() -> None:
-    """Let what is left in the buffer go nowhere: the interpreter would try again when it ends, and complain."""
+    """Discard buffered output. Otherwise the interpreter writes it again at exit, and fails."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def parse(argv: Sequence[str]) -> AnyCommand:
-    """The command of an argument list."""
+    """Parse an argument list."""
     if list(argv) in (["--version"], ["-V"]):
         from saguaro import __version__
 
@@ -74,7 +74,7 @@ def parse(argv: Sequence[str]) -> AnyCommand:
 
 
 def run(command: AnyCommand) -> int:
-    """Carry out a command; its exit status. Only its own module is imported."""
+    """Run a command and return its exit status. Imports only that command's module."""
     match command:
         case Generate():
             from saguaro.cli.generate import generate

@@ -1,4 +1,4 @@
-"""Speed of one streamed output, as the terminal shows it."""
+"""The speed of one streamed output, for the terminal."""
 
 import time
 
@@ -6,7 +6,7 @@ from saguaro.engine.results import Delta
 
 
 class Meter:
-    """Counts deltas as they arrive; a delta is a round."""
+    """Counts deltas; a delta is a round."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()

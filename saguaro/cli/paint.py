@@ -1,4 +1,4 @@
-"""Where each token came from, as a colour: prepared in time, drafted when it was asked for, or the target's own."""
+"""Colours tokens by origin: prepared, drafted just in time, or the target's own."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from saguaro.model.tokenizer import TextStream, Tokenizer
 
 ColorMode = Literal["auto", "always", "never"]
 
-CONTEXT = 4  # tokens of the prompt that the first token's text may depend on
+CONTEXT = 4  # prompt tokens that may affect the text of the first output token
 OWN, HIT, MISS = "own", "hit", "miss"
-STYLES = {OWN: "", HIT: "\x1b[32m", MISS: "\x1b[33m"}  # the terminal's own, green, yellow
+STYLES = {OWN: "", HIT: "\x1b[32m", MISS: "\x1b[33m"}  # default, green, yellow
 RESET = "\x1b[0m"
 LABELS = {HIT: "prepared while verifying (hit)", MISS: "drafted just in time", OWN: "the target's own"}
 
@@ -23,7 +23,7 @@ class Painter:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._stream = TextStream(tokenizer, context=prompt[-CONTEXT:])
-        self._waiting: deque[tuple[str, str]] = deque()  # (text, origin) decoded and not yet in a delta
+        self._waiting: deque[tuple[str, str]] = deque()  # (text, origin) decoded but not yet in a delta
         self.n_tokens: Counter[str] = Counter()  # by origin
 
     def paint(self, delta: Delta) -> str:
@@ -32,16 +32,16 @@ class Painter:
         self.n_tokens.update(origins)
         self._waiting.extend(zip(map(self._stream.push, delta.token_ids), origins, strict=True))
         pieces = self._take(len(delta.text))
-        if "".join(text for text, _ in pieces) != delta.text:  # half a character at the very end: the majority's
+        if "".join(text for text, _ in pieces) != delta.text:  # half a character at the end: use the main origin
             pieces = [(delta.text, Counter(origins).most_common(1)[0][0] if origins else OWN)]
         return "".join(colored(text, origin) for text, origin in pieces)
 
     def legend(self) -> str:
-        """One line: what the colours mean and how many tokens had each."""
+        """One line: the colours, and the number of tokens of each."""
         return legend(self.n_tokens)
 
     def _take(self, n: int) -> list[tuple[str, str]]:
-        """The next n characters; the engine holds back what may become a stop string, so it may lag behind."""
+        """The next n characters. Deltas lag behind, as the engine holds back the beginnings of stop strings."""
         taken = []
         while n > 0 and self._waiting:
             text, origin = self._waiting.popleft()
@@ -53,7 +53,7 @@ class Painter:
 
 
 def origins_of(delta: Delta) -> list[str]:
-    """Where each token of a delta came from.
+    """The origin of each token of a delta.
 
     >>> origins_of(Delta("a", 0, "", [5, 6, 7], [], source="cache", n_accepted=2))
     ['hit', 'hit', 'own']
@@ -68,13 +68,13 @@ def colored(text: str, origin: str) -> str:
 
 
 def legend(n_tokens: Counter[str] | None = None) -> str:
-    """One line: what the colours mean, and how many tokens had each if that is known."""
+    """One line: the colours, and the number of tokens of each if given."""
     counted = {origin: f"{n_tokens[origin]} " if n_tokens is not None else "" for origin in LABELS}
     return ", ".join(colored(f"{counted[origin]}{label}", origin) for origin, label in LABELS.items())
 
 
 def wants_color(mode: ColorMode) -> bool:
-    """Whether standard output gets colours: a terminal does, unless it is dumb or NO_COLOR is set."""
+    """Whether to use colours: on a terminal, unless it is dumb or NO_COLOR is set."""
     console = Console()
     is_fit = console.is_terminal and not console.is_dumb_terminal and not console.no_color
     return mode == "always" or (mode == "auto" and is_fit)

@@ -1,6 +1,6 @@
-"""What takes long, on standard error: a bar for each stage on a terminal, lines in a log.
+"""Progress on standard error: a bar per stage on a terminal, lines in a log.
 
-A pipe that is no log hears of what is fetched, but not of the stages of every start.
+Other pipes get lines for downloads, but not for the stages of every start.
 """
 
 import logging
@@ -19,7 +19,7 @@ EVERY_START = ("compiling CPU kernels", "loading weights", "packing weights", "l
 
 @contextmanager
 def progress_bar(is_logged: bool = False) -> Iterator[Report]:
-    """A callback that tells of stages; nothing is drawn until it is called."""
+    """Return a callback that reports stages. Draws nothing until it is called."""
     console = Console(stderr=True)
     if console.is_terminal:
         yield from _bars(console)
@@ -43,7 +43,7 @@ def _bars(console: Console) -> Iterator[Report]:
         yield report
     finally:
         if stages:
-            bar.live.transient = set(stages) <= set(EVERY_START)  # what comes with every start need not stay
+            bar.live.transient = set(stages) <= set(EVERY_START)  # remove the bars of stages that every start has
             bar.stop()
 
 

@@ -1,4 +1,4 @@
-"""`saguaro serve`: the model behind HTTP, until it is told to end."""
+"""`saguaro serve`: serves the model over HTTP until a signal ends it."""
 
 import faulthandler
 import logging
@@ -12,11 +12,11 @@ from saguaro.serve.http.service import Service
 from saguaro.serve.server import LAST_SECONDS, SPARE_SECONDS, Server, bind, check_certificate, uvicorn_config
 
 log = logging.getLogger(__name__)
-SWITCH_SECONDS = 0.001  # how long the event loop waits for a thread that computes; Python's own is 0.005
+SWITCH_SECONDS = 0.001  # how long the event loop waits for a computing thread; Python's default is 0.005
 
 
 def serve(command: commands.Serve) -> int:
-    """Serve until told to end."""
+    """Serve until a signal ends the server."""
     sys.setswitchinterval(SWITCH_SECONDS)
     limits, parsers = command.limits.limits(), command.parsers.parsers()
     keys = command.api_key or tuple(filter(None, [os.environ.get("SAGUARO_API_KEY")]))
@@ -49,7 +49,7 @@ def serve(command: commands.Serve) -> int:
         ssl_keyfile=command.ssl_keyfile,
     )
     service.warm()
-    # The last resort, should a library hold the interpreter: it says where and ends the process.
+    # Last resort if a library holds the GIL: print a traceback and end the process.
     last = limits.drain_seconds + SPARE_SECONDS + LAST_SECONDS
     server = Server(config, service, on_drain=lambda: faulthandler.dump_traceback_later(last, exit=True))
     server.run([place])
@@ -58,7 +58,7 @@ def serve(command: commands.Serve) -> int:
 
 
 def hosts_of(command: commands.Serve, has_keys: bool) -> tuple[str, ...]:
-    """Names that the server may be called by: with keys any, as a page elsewhere knows none.
+    """Host names accepted in requests: any with API keys, because a page elsewhere has no key.
 
     >>> hosts_of(commands.Serve(host="box.example"), False), hosts_of(commands.Serve(), True)
     (('box.example',), ('*',))

@@ -1,6 +1,6 @@
-"""The speculation cache: which outcomes were prepared, by (row, number accepted, bonus token).
+"""The speculation cache: the prepared outcomes, by (row, number accepted, bonus token).
 
-It lives for one round: what was prepared after one speculation means nothing after the next.
+It lives for one round, because outcomes refer to the speculation they were prepared after.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,14 +11,14 @@ from saguaro.types import CACHE, Outcome
 
 
 class SpeculationCache:
-    """Outcome -> number of the branch that was drafted after it."""
+    """Maps an outcome to the index of the branch drafted after it."""
 
     def __init__(self) -> None:
         self._prepared: Prepared | None = None
         self._gone: set[int] = set()
 
     def fill(self, prepared: Prepared) -> None:
-        """Replace everything by these outcomes. They may still be in the making: they are looked at when needed.
+        """Replace all entries by these outcomes. They may still be computed; they are read at the next look-up.
 
         >>> import torch
         >>> from saguaro.algo.planning import Planned
@@ -31,15 +31,15 @@ class SpeculationCache:
         self._prepared, self._gone = prepared, set()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all entries."""
         self._prepared = None
 
     def forget(self, slots: Collection[int]) -> None:
-        """Forget what was prepared for these rows."""
+        """Drop the entries of these rows."""
         self._gone.update(slots)
 
     def serve(self, outcome: Outcome, wanted: Sequence[Wanted], drafter: Drafter) -> list[Wanted]:
-        """Put in flight what was prepared for these rows; those for which nothing was. Everything is forgotten."""
+        """Put prepared speculations in flight and return the rows that missed. Drops all entries."""
         branches = self.look_up(outcome)
         hits = [(row, n) for row, n in wanted if row.slot in branches]
         prepared = drafter.adopt([(row, branches[row.slot]) for row, _ in hits])
@@ -49,7 +49,7 @@ class SpeculationCache:
         return [(row, n) for row, n in wanted if row.slot not in branches]
 
     def look_up(self, outcome: Outcome) -> dict[int, int]:
-        """Slot -> branch, of the rows whose outcome was prepared."""
+        """Slot -> branch, for the rows whose outcome was prepared."""
         branches = self._prepared.branches() if self._prepared is not None else {}
         facts = zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), outcome.bonus.tolist(), strict=True)
         return {key[0]: branches[key] for key in facts if key in branches and key[0] not in self._gone}

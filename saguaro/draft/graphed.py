@@ -1,10 +1,10 @@
-"""A draft model whose whole round is captured: learn, adopt, plan, and draft after every planned outcome.
+"""A drafter whose whole round is captured: learn, adopt, plan, and draft after every planned outcome.
 
-What the host knows of a row travels as a line of numbers; what was prepared comes back with one wait. Rows that are out
-of step (a prompt being read, a text that grew without the draft) are brought into step by the eager drafter first.
+The host sends one line of numbers per row, and waits once for the prepared tokens. Rows that are behind (a prompt being
+read, text the draft has not computed) are first brought up to date by the eager drafter.
 
-    a hit       its branch is copied behind the text at the beginning of the next preparation; without one it is lost
-    a miss      K steps, the first over the last two tokens of the text: either may be new
+    a hit       its branch is copied behind the text by the next preparation; without one it is lost
+    a miss      K steps, the first over the last two tokens of the text, as either may be new
     preparing   M branches of every row, K + 1 steps each; fewer in a large batch
 """
 
@@ -30,24 +30,24 @@ from saguaro.model.transformer import KVWrite, Transformer
 from saguaro.target.graphed import float_bits, noise_of
 from saguaro.types import DRAFT, Outcome
 
-# Columns of a row's line: all that are drafted for, then those that are prepared for, then tokens.
+# Columns of a row's line: first for every draft, then for preparation only, then tokens.
 SLOT, TEXT, SEED, TEMPERATURE = range(4)
 LENGTH, IS_PRIMARY, BRANCH, VERIFIED, ACCEPTED, BONUS = range(4, 10)
 N_FACTS = 10
-NEVER_VERIFIED = 2**30  # of a row whose outcome is not known
+NEVER_VERIFIED = 2**30  # for rows without a known outcome
 
-MOST_BRANCHES = 64  # of a batch: products of more rows are no longer bound by reading the weights (kernels.linear)
+MOST_BRANCHES = 64  # per batch: with more rows, products are no longer bound by reading weights (kernels.linear)
 
 
 @dataclass
 class _Made:
-    """What the last preparation made for the rows it was given."""
+    """The result of the last preparation."""
 
     slots: list[int]
-    result: Mirror  # [rows, M, 2 + K]: k and token of each place, then the tokens drafted after it
+    result: Mirror  # [rows, M, 2 + K]: k and token of each outcome, then the tokens drafted after it
     began: Moment
     done: Moment
-    budget: int  # places of a row that were used
+    budget: int  # outcomes per row in use
     _lines: list[list[list[int]]] | None = None
 
     def branches(self) -> dict[tuple[int, int, int], int]:
@@ -60,7 +60,7 @@ class _Made:
         }
 
     def tokens(self, branch: int) -> list[int]:
-        """What was drafted on a branch."""
+        """The tokens drafted on a branch."""
         index, place = divmod(branch, self.budget)
         return self.lines()[index][place][2:]
 
@@ -69,7 +69,7 @@ class _Made:
         return self.done.since(self.began)
 
     def lines(self) -> list[list[list[int]]]:
-        """Wait until it is there."""
+        """Wait for the result."""
         if self._lines is None:
             self.done.wait()
             self._lines = self.result.host[: len(self.slots), : self.budget].tolist()
@@ -77,25 +77,25 @@ class _Made:
 
 
 class PagedBranches:
-    """Attention of branches whose trunks lie on pages; their own keys and values lie apart."""
+    """Attention of branches whose trunks are on pages; their own keys and values are stored separately."""
 
     def __init__(self, cache: KVCache, own: Tensor, kernels: Kernels, longest: int) -> None:
         self._cache, self._own, self._kernels = cache, own, kernels
         self._longest, self._split = longest, split_of(longest)
-        self._first = torch.arange(own.shape[1], device=own.device) * own.shape[2]  # slot of a branch's first token
+        self._first = torch.arange(own.shape[1], device=own.device) * own.shape[2]  # KV index of a branch's first token
         self._pages = self._forks = self._slots = torch.empty(0)
         self._step = 0
 
     def places(self, n: int, steps: Tensor) -> Tensor:  # [K+1] -> [K+1, n]
-        """Where the own tokens of n branches go, step by step."""
+        """The KV indices of the own tokens of n branches, step by step."""
         return self._first[:n] + steps[:, None]
 
     def plan(self, pages: Tensor, forks: Tensor, slots: Tensor, step: int) -> None:  # [R, P], [R * M] int32, [R * M]
-        """The next step computes every branch's own token `step`, which goes to its slot."""
+        """Plan the next step: every branch computes its own token `step` and writes it to its KV index."""
         self._pages, self._forks, self._slots, self._step = pages, forks, slots, step
 
     def place(self, layer: int) -> KVWrite:
-        """Behind the own tokens of each branch."""
+        """Where a layer writes: behind the own tokens of each branch."""
         return KVWrite(self._own[layer].flatten(0, 1), self._slots)
 
     def run(self, layer: int, q: Tensor) -> Tensor:
@@ -108,10 +108,10 @@ class PagedBranches:
 
 @dataclass
 class _Buffers:
-    """What the captured steps read and write; it all stays where it is."""
+    """Fixed input and output buffers of the captured steps."""
 
     lines: Mirror  # [rows, N_FACTS + K + 1] int64
-    drafted: Mirror  # [rows, K] int64: just in time
+    drafted: Mirror  # [rows, K] int64: drafted just in time
     result: Mirror  # [rows, M, 2 + K] int64: see _Made
     starts: Tensor  # [rows + 1] int32: 0, 1, 2 ..
     steps: Tensor  # [K + 1] int64: 0..K
@@ -121,7 +121,7 @@ class _Buffers:
 
 
 class GraphDrafter:
-    """Drafts with a captured model, for verification by shared noise. Also a Proposer: just in time."""
+    """Drafts with captured steps, for verification by shared noise. Also a Proposer: drafts just in time."""
 
     source = DRAFT
 
@@ -158,27 +158,27 @@ class GraphDrafter:
         self._done, self._made = Moment(device), _Made([], self._at.result, Moment(device), Moment(device), budget)
 
     def admit(self, rows: Sequence[DraftRow]) -> None:
-        """Follow these rows."""
+        """Add these rows."""
         self.eager.admit(rows)
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Forget these rows; one that is not known is none to forget."""
+        """Drop these rows. Unknown slots are ignored."""
         self.eager.retire(slots)
         for slot in slots:
             self._at.adopted.pop(slot, None)
 
     def settle(self, rows: Sequence[DraftRow]) -> None:
-        """Keep what was computed of each text."""
+        """Keep the computed part of each text."""
         self.eager.settle(rows)
 
     def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
-        """Compute some more of texts that are far behind."""
+        """Compute more of texts that are far behind."""
         with self._stream():
             self.eager.read(rows, is_late, seconds)
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
-        """Draft after each text; nothing where it is far from read, or where there is no room."""
+        """Draft after each text. Empty if the text is far behind or there is no room."""
         ready = self.eager.ready(rows)
         if not ready:
             return Proposal([[] for _ in rows])
@@ -199,7 +199,7 @@ class GraphDrafter:
     def prepare(
         self, rows: Sequence[DraftRow], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]
     ) -> Prepared:
-        """See Drafter. It is launched, and done when somebody asks what was prepared."""
+        """See Drafter. Only launches the work; reading the result waits for it."""
         adopted, self._at.adopted = self._at.adopted, {}
         ready = self.eager.ready(rows)
         if not ready:
@@ -228,13 +228,13 @@ class GraphDrafter:
         return self._made
 
     def adopt(self, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
-        """Note which branches become the trunks of their rows; the tokens of each. What was noted before is void."""
+        """Record which branches become trunks at the next preparation, replacing earlier ones. Returns their tokens."""
         self._at.adopted = {row.slot: branch for row, branch in hits if self.eager.reserve(row)}
         return [(self._made.tokens(branch), None) for _, branch in hits]
 
     @torch.inference_mode()
     def warm(self, size: int, planner: Planner | None) -> None:
-        """Capture the steps of so many rows, on rows that nobody has."""
+        """Capture the steps for this batch size, with padding rows."""
         with self._stream():
             self._write([], [self._nobody(0)] * size, self._nobody(0))
             self._graphs.run(("draft", size), partial(self._draft, size))
@@ -245,7 +245,7 @@ class GraphDrafter:
                 self._graphs.run(("prepare", size, is_behind), run)
 
     def _budget_of(self, size: int) -> int:
-        """Outcomes prepared for each of so many rows (M)."""
+        """Outcomes prepared per row (M) at this batch size."""
         return max(1, min(self._budget, MOST_BRANCHES // size))
 
     def _catch_up(self, rows: Sequence[DraftRow], n_left: int) -> None:
@@ -267,28 +267,28 @@ class GraphDrafter:
         self._at.lines.send(size)
 
     def _draft_line(self, row: DraftRow) -> list[int]:
-        """A row to draft for: the last two tokens of its text stand last."""
+        """The line of a row to draft for; it ends with the last two tokens of its text."""
         request, k = row.request, self._lookahead
         facts = [row.slot, len(row.text), request.seed, float_bits(request.params.temperature)]
         last = [0, *row.text][-2:]
         return [*facts, *[0] * (N_FACTS - len(facts)), *([0] * (k + 1) + last)[-k - 1 :]]
 
     def _line(self, row: DraftRow, branch: int, decided: Sequence[int] | None) -> list[int]:
-        """A row to prepare for: the last token of its text and the speculation stand last."""
+        """The line of a row to prepare for; it ends with the last token of its text and the speculation."""
         request, n = row.request, len(row.speculation)
         facts = [row.slot, len(row.text), request.seed, float_bits(request.params.temperature)]
         facts += [n, int(row.is_hit), branch, *(decided or (NEVER_VERIFIED, 0, 0))]
         return [*facts, *[0] * (self._lookahead - n), row.text[-1], *row.speculation]
 
     def _nobody(self, length: int) -> list[int]:
-        """A line of padding."""
+        """The line of a padding row."""
         facts = [self._tables.nobody, 0, 0, 0, length, 0, -1, NEVER_VERIFIED, 0, 0]
         return [*facts, *[0] * (self._lookahead + 1)]
 
     def _draft(self, size: int) -> None:
-        """K steps after each text, one token each, the first over two.
+        """K steps after each text, one token each; the first step computes two tokens.
 
-        place      0         1         2      ...   K
+        column     0         1         2      ...   K
         position   text - 2  text - 1  text         text + K - 2
         step       |------ 0 --------|-- 1 --|      K - 1
         """
@@ -313,7 +313,7 @@ class GraphDrafter:
         self._at.drafted.device[:size] = candidates[..., 0]
 
     def _prepare(self, size: int, is_behind: bool, planner: Planner) -> None:
-        """Learn, adopt, catch up with what is in flight, plan, and draft after every planned outcome."""
+        """Learn, adopt, compute the speculation in flight, plan, and draft after every planned outcome."""
         lines = self._at.lines.device[:size]
         slot, length = lines[:, SLOT], lines[:, LENGTH]
         planner.learn(Outcome(slot, lines[:, VERIFIED], lines[:, ACCEPTED], lines[:, BONUS]))
@@ -336,7 +336,7 @@ class GraphDrafter:
         self._at.result.device[:size, :m] = torch.cat((outcomes, drafted), 2)
 
     def _adopt(self, lines: Tensor, pages: Tensor) -> None:
-        """Copy adopted branches behind their texts, which end with their first token."""
+        """Copy adopted branches behind their texts, whose last token is the branch's first."""
         slot, branch = lines[:, SLOT], lines[:, BRANCH]
         positions = (lines[:, TEXT] - 1)[:, None] + self._at.steps
         is_hit = (branch >= 0)[:, None]
@@ -347,7 +347,7 @@ class GraphDrafter:
             trunk[slot] = torch.where(is_hit[..., None], own[branch.clamp(min=0)], trunk[slot])
 
     def _extend(self, lines: Tensor, pages: Tensor) -> None:
-        """Compute the last token of each text and what is in flight after it, and rank after each."""
+        """Compute the last token of each text and the speculation in flight, and rank after each token."""
         steps, length = self._at.steps, lines[:, LENGTH]
         starts = self._at.starts[: len(lines) + 1] * len(steps)
         rows = ends(lines[:, TEXT], length, steps, pages, starts, self.eager.cache.page_size, self._longest)
@@ -360,7 +360,7 @@ class GraphDrafter:
         self.eager.scores[lines[:, SLOT], :, :width] = scores.gather(1, at)
 
     def _branch(self, lines: Tensor, pages: Tensor, planned: Planned) -> Tensor:  # [R * M, K]
-        """K + 1 steps of every branch."""
+        """Run K + 1 steps of every branch."""
         forks = (lines[:, TEXT, None] + planned.k.clamp(min=0)).flatten()  # [R * M]
         positions = forks + self._at.steps[:, None]  # [K+1, R * M]
         slots, following = self._branches.places(len(forks), self._at.steps), positions + 1
@@ -383,17 +383,17 @@ class GraphDrafter:
         return hidden
 
     def _noise(self, lines: Tensor, n: int) -> tuple[Tensor, Tensor]:  # [R * n] each
-        """Temperature and seed of each of a row's n places."""
+        """Temperature and seed, repeated for each of a row's n positions."""
         return noise_of(lines[:, TEMPERATURE], lines[:, SEED], n)
 
     def _rank(self, hidden: Tensor, noise: tuple[Tensor, Tensor], following: Tensor) -> tuple[Tensor, Tensor]:
-        """Candidates for the tokens at these positions, [T], after these hidden states -> tokens, scores [T, C]."""
+        """Rank candidates for these positions, [T], after these hidden states -> tokens, scores [T, C]."""
         logits = self._model.logits(hidden, self._kernels.products)
         width = min(self.eager.candidates.shape[2], self._n_known)
         return self._kernels.rank(logits, *noise, following, self._n_known, width)
 
     def _in_flight(self, lines: Tensor) -> Tensor:  # [R, K]
-        """The speculations, from the left, and 0 after them."""
+        """The speculations, left-aligned and padded with 0."""
         length = lines[:, LENGTH]
         tokens = lines[:, N_FACTS:].gather(1, from_left(length, self._at.steps)[:, 1:])
         return torch.where(self._at.steps[:-1] < length[:, None], tokens, 0)

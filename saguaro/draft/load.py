@@ -1,4 +1,4 @@
-"""From a name to a draft model that speaks the target's vocabulary, or a refusal that says why it cannot."""
+"""Loads a draft model and checks that it has the target's vocabulary."""
 
 import re
 from pathlib import Path
@@ -13,17 +13,17 @@ from saguaro.model.load import borrows, load, load_borrower, read_embedding
 from saguaro.model.tokenizer import has_tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
 
-MOST_ODD = 0.005  # share of tokens that may differ: members of one family have other special tokens
+MOST_ODD = 0.005  # share of tokens that may differ: models of one family have different special tokens
 
 
 def load_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
-    """The draft's model, ready to run; one that is part of the target is as ready as the target is."""
+    """Load the draft model, ready to run. A part of the target is already prepared with the target."""
     model = read_draft(config, target)
     return model if target is not None and model.head is target.head else ready(model, getattr(torch, config.dtype))
 
 
 def read_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
-    """The draft's model; `drop:` and a draft that borrows share the target's weights where they are at hand."""
+    """Load the draft model. `drop:` and a borrowing draft share the target's weights if they are on the same device."""
     assert config.draft is not None
     device, kind = torch.device(config.device), getattr(torch, config.dtype)
     dtype, by_rows = computed_in(kind), packs(kind, device)
@@ -43,7 +43,7 @@ def read_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
 
 
 def dropped_layers(name: str, n_layers: int) -> list[int]:
-    """The layers that drop:I,J,... leaves out.
+    """The layers that drop:I,J,... removes.
 
     >>> dropped_layers("drop:3,5-7", n_layers=30)
     [3, 5, 6, 7]
@@ -60,7 +60,7 @@ def dropped_layers(name: str, n_layers: int) -> list[int]:
 
 
 def check_vocabulary(config: DraftConfig, model: Transformer) -> None:
-    """Raise unless the draft's tokens mean what the target's do."""
+    """Raise unless draft and target have the same tokens."""
     draft, target = Path(str(config.draft)), Path(config.tokenizer)
     remedy = "a draft must have the target's vocabulary: take a smaller model of the target's family"
     if model.spec.n_vocab < config.n_vocab:
@@ -68,7 +68,7 @@ def check_vocabulary(config: DraftConfig, model: Transformer) -> None:
             f"the draft {draft} knows {model.spec.n_vocab} tokens, the target {target} says {config.n_vocab}; {remedy}"
         )
     if not (has_tokenizer(draft) and has_tokenizer(target)):
-        return  # weights alone, made for this target
+        return  # weights without a tokenizer, made for this target
     theirs, ours = (load_tokenizer(path, model.spec.n_vocab).spelling for path in (draft, target))
     odd = sorted(token for token in ours if theirs.get(token) != ours[token])
     if len(odd) > MOST_ODD * len(ours):
@@ -80,7 +80,7 @@ def check_vocabulary(config: DraftConfig, model: Transformer) -> None:
 
 
 def _embedding(config: DraftConfig, target: Transformer | None, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The target's embedding [V, D]: the tensor itself where it is at hand as the draft needs it."""
+    """The target's embedding [V, D]: shared if device and dtype agree, else read from the file."""
     if target is not None and target.embedding.device == device and target.embedding.dtype == dtype:
         return target.embedding
     return read_embedding(Path(config.target), device, dtype)

@@ -1,13 +1,13 @@
-"""A draft model: its texts' keys and values on pages of its own, and branches for outcomes that may come.
+"""A draft model: keys and values of its texts on its own pages, and branches for possible outcomes.
 
-A row's trunk is its text and the speculation in flight after it. What is computed of it:
+A row's trunk is its text and the speculation in flight after it:
 
     trunk     |------------- text -------------|--- speculation ---|
     computed  |-------------------- n_computed ------|
     candidates are known for the token after the text and after each computed token of the speculation
 
-An outcome keeps the text and what was accepted of the speculation; the rest is computed over. A branch that was
-foreseen is copied behind the text with its keys, values and candidates: nothing of it is computed again.
+An outcome keeps the text and the accepted part of the speculation; the rest is overwritten. On a hit, the branch's
+keys, values and candidates are copied behind the text, and nothing is recomputed.
 """
 
 import math
@@ -37,76 +37,76 @@ from saguaro.runner.runner import make_runner
 from saguaro.target.step_cost import StepCost, Work
 from saguaro.types import DRAFT, Outcome, Speculation
 
-MAX_READ = 512  # tokens of text read in one round: as many as the target computes
-CHUNK = 64  # tokens of text read before looking whether the outcome is there
+MAX_READ = 512  # tokens of text read per round: as many as the target computes
+CHUNK = 64  # tokens of text read between two checks for the outcome
 
 now = time.perf_counter
 
 
 class Prepared(Protocol):
-    """Outcomes that were planned for, and what was drafted after each."""
+    """The planned outcomes, and the branch drafted after each."""
 
     def branches(self) -> dict[tuple[int, int, int], int]:
-        """(slot, number accepted, bonus) -> number of the branch after it."""
+        """(slot, number accepted, bonus) -> index of the branch."""
 
     def seconds(self) -> float | None:
-        """How long a device worked on it, once it is there; None where the host can tell by itself."""
+        """Device time, available after the result; None on a CPU."""
 
 
 class Drafter(Protocol):
-    """Follows rows and prepares speculations for outcomes that have not come yet."""
+    """Keeps rows and prepares speculations for possible outcomes."""
 
     def admit(self, rows: Sequence[DraftRow]) -> None:
-        """Follow these rows."""
+        """Add these rows."""
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Forget these rows; one that is not known is none to forget."""
+        """Drop these rows. Unknown slots are ignored."""
 
     def settle(self, rows: Sequence[DraftRow]) -> None:
-        """Outcomes were committed: keep of each trunk what is its text now."""
+        """After a commit: cut each trunk to the part that is text now."""
 
     def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
-        """Compute some more of texts that are far behind, until done or late, or for about so many seconds."""
+        """Compute more of texts that are far behind, until done or late, or for about so many seconds."""
 
     def prepare(
         self, rows: Sequence[DraftRow], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]
     ) -> Prepared:
-        """Have the planner learn the last outcome and plan the next, and draft after each, until done or late."""
+        """Let the planner learn the last outcome and plan the next; draft after each until done or late."""
 
     def adopt(self, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
-        """Make branches the trunks of their rows; the tokens of each, and what they were drawn from."""
+        """Make branches the trunks of their rows. Returns the tokens and q of each."""
 
     def warm(self, size: int, planner: Planner | None) -> None:
-        """Get ready for batches of this size, before there are any."""
+        """Warm up for batches of this size."""
 
 
 class NoModel:
-    """Nothing is followed and nothing prepared."""
+    """A drafter without a model. Prepares nothing."""
 
     def admit(self, rows: Sequence[DraftRow]) -> None:
-        """Nothing to follow."""
+        """Ignored."""
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Nothing to forget."""
+        """Ignored."""
 
     def settle(self, rows: Sequence[DraftRow]) -> None:
-        """Nothing to keep."""
+        """Ignored."""
 
     def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
-        """Nothing to read."""
+        """Ignored."""
 
     def prepare(
         self, rows: Sequence[DraftRow], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]
     ) -> Prepared:
-        """There is nothing to draft with."""
+        """Not supported."""
         raise NotImplementedError("only a model can draft after an outcome")
 
     def adopt(self, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
-        """There are no branches."""
+        """Always empty."""
         return []
 
     def warm(self, size: int, planner: Planner | None) -> None:
-        """Nothing to get ready."""
+        """Ignored."""
 
 
 @dataclass
@@ -117,17 +117,17 @@ class Trunk:
 
 @dataclass
 class _Branches:
-    """What was drafted after each of R outcomes."""
+    """The tokens drafted after each of R outcomes."""
 
     tokens: list[list[int]]  # [R][n]
     candidates: Tensor  # [R, K+1, C]
     scores: Tensor  # [R, K+1, C]
-    n_own: int = 0  # of a branch's own tokens, those with keys and values: the bonus first
-    q: list[Tensor] = field(default_factory=list)  # [n] of [R, V], where tokens are drawn
+    n_own: int = 0  # how many of a branch's own tokens have keys and values, from the bonus on
+    q: list[Tensor] = field(default_factory=list)  # [n] of [R, V], if tokens are sampled
 
 
 class ModelDrafter:
-    """Drafts with a model. Also a Proposer: just in time, after the text as it is."""
+    """Drafts with a model. Also a Proposer: drafts just in time after the current text."""
 
     source = DRAFT
 
@@ -151,14 +151,14 @@ class ModelDrafter:
         self._runner = make_runner(model, self.cache, kernels, kv.longest)
         self.attention = BranchAttention(self.cache, model.spec, bucket(max_rows) * budget, lookahead + 1)
         self.trunks: dict[int, Trunk] = {}
-        self._pace = StepCost()  # of reading
+        self._pace = StepCost()  # of reading texts
         shape = (max_rows + 1, lookahead + 1, guess.n_candidates)  # the last row is for padding
         self.candidates = torch.zeros(shape, dtype=torch.int64, device=model.device)
         self.scores = torch.full(shape, float("-inf"), device=model.device)
         self._branches = _Branches([], self.candidates[:0], self.scores[:0])
 
     def admit(self, rows: Sequence[DraftRow]) -> None:
-        """Follow these rows, with what is known of their texts already; not one that names tokens the model lacks."""
+        """Add these rows, reusing cached pages. Rows with token ids beyond the model's vocabulary are skipped."""
         for row in rows:
             params = row.request.params
             named = (*params.logit_bias, *params.allowed_token_ids, *row.request.stop_ids)
@@ -167,14 +167,14 @@ class ModelDrafter:
                 self.trunks[row.slot] = Trunk(table, n_cached)
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Forget these rows; one that is not known is none to forget."""
+        """Drop these rows. Unknown slots are ignored."""
         for slot in slots:
             trunk = self.trunks.pop(slot, None)
             if trunk is not None:
                 self.pool.release(trunk.table)
 
     def settle(self, rows: Sequence[DraftRow]) -> None:
-        """Keep what was computed of each text; the last token, the target's own, never is."""
+        """Keep the computed part of each text. Its last token, the bonus, is never computed yet."""
         for row in rows:
             trunk = self.trunks.get(row.slot)
             if trunk is not None:
@@ -182,10 +182,10 @@ class ModelDrafter:
                 self.pool.publish(trunk.table, row.text, trunk.n_computed)
 
     def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
-        """Compute up to MAX_READ tokens of texts that are far behind, chunk by chunk; in any time a page of the first.
+        """Compute up to MAX_READ tokens of texts that are far behind, in chunks; at least a page of the first.
 
-        The seconds are for rows that are drafted for and would wait: with none of these there is no hurry. A device
-        reads in the background, where a small model's MAX_READ tokens are bound enough.
+        The time limit applies while other rows are ready to be drafted for and would wait. On a GPU reading runs in the
+        background, and MAX_READ tokens of a small model are limit enough.
         """
         if self._model.device.type != "cpu" or not any(self.is_near(row) for row in rows):
             seconds = math.inf
@@ -198,7 +198,7 @@ class ModelDrafter:
                 if seconds < math.inf:
                     fitting = max(least, self._pace.room(seconds - (starts - began), trunk.n_computed))
                 n = min(CHUNK, left, fitting)
-                tokens = row.text[trunk.n_computed : -1][:n]  # candidates come with the last token
+                tokens = row.text[trunk.n_computed : -1][:n]  # the last token is left out: it gives the candidates
                 self.forward([Segment(tokens, trunk.n_computed, trunk.table.pages, 0)])
                 self._pace.learn(Work.of(trunk.n_computed, len(tokens)), now() - starts)
                 trunk.n_computed += len(tokens)
@@ -208,7 +208,7 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[DraftRow], lookahead: int, goes_on: GoesOn | None = None) -> Proposal:
-        """Draft after each text until goes_on ends it; nothing where it is far from read or where there is no room."""
+        """Draft after each text until goes_on returns False. Empty if the text is far behind or there is no room."""
         ready = self.ready(rows)
         names = [self._guess.start() for _ in ready]
         drafted: dict[DraftRow, list[int]] = {row: [] for row in rows}
@@ -239,7 +239,7 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def look_ahead(self, rows: Sequence[DraftRow]) -> Ahead:
-        """Candidates along the speculations in flight, for the rows that are near."""
+        """Candidates along the speculations in flight, for rows that are nearly computed."""
         ready = self.ready(rows)
         behind = [row for row in ready if self.trunks[row.slot].n_computed < len(row.text) + len(row.speculation)]
         if behind:
@@ -251,8 +251,8 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def branch(self, rows: Sequence[DraftRow], planned: Planned, is_late: Callable[[], bool]) -> int:
-        """Draft K tokens after every planned outcome. What comes after the last is left to look_ahead, for the one
-        branch that is adopted."""
+        """Draft K tokens after every planned outcome. The candidates after the last token are computed by look_ahead,
+        only for the branch that is adopted."""
         by_slot = {row.slot: row for row in rows}
         forks, befores, requests = [], [], []
         for slot, outcomes in groupby(planned.outcomes(), key=itemgetter(0)):
@@ -292,7 +292,7 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def adopt(self, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
-        """Copy branches behind their rows' texts, which end with their first token, the target's own."""
+        """Copy branches behind their rows' texts, whose last token, the bonus, is the branch's first."""
         found = self._branches
         sources, places = [], []
         for row, branch in hits:
@@ -313,14 +313,14 @@ class ModelDrafter:
         return [(drafted, None if q is None else q[index]) for index, drafted in enumerate(tokens)]
 
     def warm(self, size: int, planner: Planner | None) -> None:
-        """Nothing to get ready: what is computed is decided as it comes."""
+        """Nothing to do: nothing is captured."""
 
     def _extend(self, rows: Sequence[DraftRow], ahead: Sequence[Sequence[int]], names: Sequence[int] | None) -> Ranking:
-        """Compute what is left of text and speculation of each row; the guess after the end of each."""
+        """Compute the rest of text and speculation of each row. Returns the ranking after the end of each."""
         segments, places, at = [], [], []
         for row, tokens in zip(rows, ahead, strict=True):
             trunk = self.trunks[row.slot]
-            n_known = max(trunk.n_computed - len(row.text) + 1, 0)  # of the candidates, counted from the text's end
+            n_known = max(trunk.n_computed - len(row.text) + 1, 0)  # number of candidates known, from the text's end
             full = [*row.text, *tokens]
             wanted = range(n_known, len(tokens) + 1)
             segments.append(Segment(full[trunk.n_computed :], trunk.n_computed, trunk.table.pages, len(wanted)))
@@ -341,21 +341,21 @@ class ModelDrafter:
         return self._runner.forward(make_step(segments, self.cache.page_size, self._model.device))
 
     def ready(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
-        """Those that are near and have room."""
+        """The rows that are nearly computed and have room."""
         return [row for row in rows if self.is_near(row) and self.reserve(row)]
 
     def is_near(self, row: DraftRow) -> bool:
-        """Whether so little is left to compute that it can be done in passing."""
+        """Whether few enough tokens are left to compute them within a draft step."""
         trunk = self.trunks.get(row.slot)
         return trunk is not None and len(row.text) - trunk.n_computed <= 2 * (self._lookahead + 1)
 
     def reserve(self, row: DraftRow) -> bool:
-        """Make room for the text and whatever is speculated after it, if there is any."""
+        """Reserve pages for the text and the speculation after it. False if there are none."""
         n_tokens = len(row.text) + 2 * (self._lookahead + 1)
         return n_tokens <= self.longest and self.pool.reserve(self.trunks[row.slot].table, n_tokens)
 
     def _sure(self, row: DraftRow, tokens: Sequence[int]) -> int:
-        """How many tokens to speculate: up to the first the draft is unsure of, but one at least."""
+        """How many tokens to speculate: up to the first uncertain one, at least one."""
         if self._cut <= 0 or len(tokens) <= 1:
             return len(tokens)
         lead = self.scores[row.slot, : len(tokens), 0] - self.scores[row.slot, : len(tokens), 1]

@@ -1,7 +1,7 @@
-"""Drafting without a model: what followed the last time the text ended like this (prompt lookup).
+"""Drafting without a model: propose the tokens that followed an earlier occurrence of the text's end (prompt lookup).
 
-Good where the output repeats the input (editing, summaries, code), useless elsewhere; it costs next to nothing. Every
-run of `shortest` to `longest` tokens of a row is indexed once, so a look-up does not grow with the text.
+Useful if the output repeats the input (editing, summaries, code). The cost is negligible: every run of `shortest` to
+`longest` tokens of a row is indexed once, so the time of a look-up does not depend on the length of the text.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from saguaro.types import NGRAM
 
 @dataclass
 class _Index:
-    """Where each run of tokens was last followed by something."""
+    """The last position of each run of tokens."""
 
-    n_read: int = 0  # tokens of the text whose preceding runs are indexed
+    n_read: int = 0  # tokens of the text that are indexed
     after: dict[tuple[int, ...], int] = field(default_factory=dict)  # run -> position after it
 
 
 class Ngram:
-    """Finds the longest recent run that a row's text ends with, and proposes what came after it."""
+    """Finds the longest run that a row's text ends with, and proposes the tokens after its last occurrence."""
 
     source = NGRAM
 
@@ -30,7 +30,7 @@ class Ngram:
         self._indexes: WeakKeyDictionary[DraftRow, _Index] = WeakKeyDictionary()
 
     def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
-        """What followed each row's ending before; nothing where it is new.
+        """The tokens that followed an earlier occurrence; empty if there is none.
 
         >>> from saguaro.draft.rows import DraftRows
         >>> from saguaro.types import Joined

@@ -1,8 +1,8 @@
-"""Who chooses the outcomes to prepare, and learns from those that came.
+"""Planners choose the outcomes to prepare, and learn from the actual outcomes.
 
-A planner plans for what is in flight and is then told what became of it. Invariant: each row planned for is learnt from
-at most once, and only from its own outcome. A speculation may be cut before it is verified: then "all accepted" means
-all that were verified.
+A planner plans for the speculations in flight and is then told their outcomes. Invariant: each planned row is learnt
+from at most once, and only from its own outcome. A speculation may be cut before it is verified: then "all accepted"
+means all that were verified.
 """
 
 from collections import deque
@@ -37,28 +37,28 @@ class Planner(Protocol):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it does the same tensor operations each time and asks nothing of the host: such work is captured."""
+        """Whether it always runs the same tensor operations, without host synchronization, so it can be captured."""
 
     def plan(self, ahead: Ahead, budget: int) -> Planned:
-        """At most `budget` outcomes for each row in flight."""
+        """Choose at most `budget` outcomes for each row in flight."""
 
     def learn(self, outcome: Outcome) -> None:
-        """What became of the rows that were last planned for; others are ignored."""
+        """Learn the outcomes of the rows last planned for; other rows are ignored."""
 
 
 class JointKernel(Protocol):
-    """Joint's two methods as device work, on state that is Joint's: it is changed in place, and stays where it is."""
+    """The two methods of Joint on the device. They change Joint's state in place, at fixed addresses."""
 
     def plan(
         self,
         ahead: Ahead,
         held: Ahead,  # R >= B rows: those last planned for; is_primary is not kept
         tables: tuple[Tensor, Tensor],  # accept, bonus: [3, n_bins] float64: hits, trials, curve
-        edges: tuple[Tensor, Tensor, Tensor],  # of the bins: leads, trusts, ranks
+        edges: tuple[Tensor, Tensor, Tensor],  # of the bins of leads, trusts and ranks
         strength: float,
         M: int,
     ) -> Planned:
-        """Hold the rows, and plan the M likeliest outcomes of each."""
+        """Hold the rows, and plan the M most likely outcomes of each."""
 
     def learn(
         self,
@@ -68,11 +68,11 @@ class JointKernel(Protocol):
         edges: tuple[Tensor, Tensor, Tensor],
         decay: float,
     ) -> None:
-        """Count what became of the held rows, and hold them no longer."""
+        """Count the outcomes of the held rows, and release the rows."""
 
 
 def make_planner(name: str, joint: JointKernel | None = None, n_rows: int = 0) -> Planner | None:
-    """The planner of a method; None plans nothing. n_rows: room from the start, since what is captured cannot grow.
+    """The planner of a method; None plans nothing. n_rows: rows to allocate, as captured state cannot grow.
 
     >>> make_planner("nothing") is None, make_planner("joint")
     (True, Joint())
@@ -94,7 +94,7 @@ def make_planner(name: str, joint: JointKernel | None = None, n_rows: int = 0) -
 
 
 class Last:
-    """Only "all accepted": one continuation (AMUSD, PEARL), or the whole budget on the branching point (SpecBranch)."""
+    """Only "all accepted": one continuation (AMUSD, PEARL), or the whole budget at the branching point (SpecBranch)."""
 
     is_fixed = True
 
@@ -112,14 +112,14 @@ class Last:
 
 
 class FanOut:
-    """F_k candidates after k accepted tokens: one list for each length, after primary and after backup speculations.
+    """F_k candidates after k accepted tokens: one list per length, after primary and after backup speculations.
 
     uniform: Algorithm 1; geometric: Theorem 12; general: Theorem 18 on measured tables.
     """
 
-    A, R, SCALE = 0.8, 1.0, 0.5  # what is believed before anything is known: acceptance rate, and misses SCALE F^-R
-    STRENGTH = 8.0  # rounds that this belief is worth
-    WINDOW, REFIT = 2000, 32  # rounds remembered of either kind; rounds between two fits
+    A, R, SCALE = 0.8, 1.0, 0.5  # prior: acceptance rate, and miss rate SCALE F^-R
+    STRENGTH = 8.0  # weight of the prior, in rounds
+    WINDOW, REFIT = 2000, 32  # rounds kept of either kind; rounds between two fits
 
     def __init__(self, kind: Kind, n_rows: int = 0) -> None:
         self._kind: Kind = kind
@@ -127,7 +127,7 @@ class FanOut:
         self._rounds: tuple[deque[_Round], deque[_Round]] = (deque(maxlen=self.WINDOW), deque(maxlen=self.WINDOW))
         self._n_new = 0
         self._lists = torch.zeros(0, dtype=torch.int64)  # [2, K+1 lengths, K+1]: backup, primary
-        # By K, C and M: each batch size may have an M of its own, and what was captured has the tensors' addresses.
+        # By K, C and M: M depends on the batch size, and captured graphs hold the tensors' addresses.
         self._fitted: dict[tuple[int, int, int], Tensor] = {}
 
     def __repr__(self) -> str:
@@ -135,11 +135,11 @@ class FanOut:
 
     @property
     def is_fixed(self) -> bool:
-        """Where nothing is fitted."""
+        """True if nothing is fitted."""
         return self._kind == "uniform"
 
     def plan(self, ahead: Ahead, budget: int) -> Planned:
-        """The list of each row's length and kind."""
+        """Apply the list for each row's length and kind."""
         self._waiting.expect(ahead)
         shape = (ahead.tokens.shape[1], ahead.candidates.shape[2], budget)
         if self._n_new >= self.REFIT:
@@ -151,7 +151,7 @@ class FanOut:
         return by_fan_out(ahead, self._lists[ahead.is_primary.long(), ahead.length], budget)
 
     def learn(self, outcome: Outcome) -> None:
-        """Record where the bonus stood."""
+        """Record the rank of the bonus."""
         known = self._waiting.settle(outcome)
         if known is None or self._kind == "uniform":
             return
@@ -162,11 +162,11 @@ class FanOut:
                 self._n_new += 1
 
     def lists(self) -> Tensor:  # [2, K+1, K+1] int64
-        """The fan-out lists in use: after backup and primary, for each length."""
+        """The current fan-out lists: after backup and primary, for each length."""
         return self._lists
 
     def _fit(self, rounds: "deque[_Round]", K: int, N: int, M: int) -> Tensor:  # [K+1, K+1]
-        """The list of every length 0..K, padded with 0."""
+        """The lists for the lengths 0..K, padded with 0."""
         match self._kind:
             case "uniform":
                 lists = [fanout.uniform(n, M) for n in range(K + 1)]
@@ -179,7 +179,7 @@ class FanOut:
         return torch.tensor([[*row, *[0] * (K + 1 - len(row))] for row in lists], dtype=torch.int64)
 
     def _fit_rates(self, rounds: "deque[_Round]", N: int) -> tuple[float, float]:
-        """Acceptance rate a and exponent r, drawn toward what is believed."""
+        """Acceptance rate a and exponent r, with the prior."""
         accepted = sum(seen.k for seen in rounds)
         rejected = sum(seen.k < seen.length for seen in rounds)
         a = (accepted + self.STRENGTH * self.A) / (accepted + rejected + self.STRENGTH)
@@ -189,7 +189,7 @@ class FanOut:
         return a, fit_power_law(self._drawn(hit_curve(rank, N), len(rank), N)).r
 
     def _fit_tables(self, rounds: "deque[_Round]", K: int, N: int) -> tuple[Tensor, Tensor]:
-        """P(k) [K+1 lengths, K+1] and hits [K+1, N+1], whose last row is for "all accepted" at any length."""
+        """P(k) [K+1 lengths, K+1] and hits [K+1, N+1]; the last row of hits is for "all accepted" at any length."""
         seen = [one for one in rounds if one.length <= K]
         accepted, tested = torch.zeros(K, dtype=torch.float64), torch.zeros(K, dtype=torch.float64)
         for one in seen:
@@ -206,25 +206,25 @@ class FanOut:
         return p_k, self._drawn(hit_table(Recorded(k, rank, K, N)), len(seen), N)
 
     def _drawn(self, h: Tensor, n: int, N: int) -> Tensor:  # [..., N+1]
-        """Hits of n rounds, drawn toward what is believed: every further candidate then gains a little."""
+        """Hit curve of n rounds, combined with the prior, so that every further candidate has a positive gain."""
         prior = fanout.power_law(self.R, N, self.SCALE)
         return (n * h + self.STRENGTH * prior) / (n + self.STRENGTH)
 
 
 class Joint:
-    """The likeliest outcomes of each row: from the draft's own scores, through tables kept up to date.
+    """The most likely outcomes of each row, from the draft's scores and tables updated online.
 
-    P(k, t) = P(accepted)_0 .. P(accepted)_(k-1) x P(rejected)_k x P(t | k). How likely a token is accepted depends on
-    how far it leads; how likely an alternative is the bonus, on its rank and lead among the alternatives, and on how
-    far the rejected token had led, or that all were accepted. The tables start from a curve and forget slowly.
+    P(k, t) = P(accepted)_0 .. P(accepted)_(k-1) x P(rejected)_k x P(t | k). The acceptance of a token depends on
+    its lead. The probability that an alternative is the bonus depends on its rank and lead among the alternatives, and
+    on the lead of the rejected token, or on "all accepted". The tables start from a curve and decay slowly.
     """
 
-    DECAY = 0.999  # of what is remembered, for each round learnt
-    STRENGTH = 16.0  # times that a curve counts as seen, in each bin
+    DECAY = 0.999  # of the counts, per round learnt
+    STRENGTH = 16.0  # weight of the prior curve in each bin
     is_fixed = True
 
     def __init__(self, kernel: JointKernel | None = None, n_rows: int = 0) -> None:
-        """A kernel does the work, if there is one."""
+        """Uses the kernel, if given."""
         self._kernel = kernel
         self._waiting = _Waiting(n_rows)
         self._bins = _Bins()
@@ -235,7 +235,7 @@ class Joint:
         return "Joint()"
 
     def plan(self, ahead: Ahead, budget: int) -> Planned:
-        """The likeliest outcomes."""
+        """Plan the most likely outcomes."""
         if self._kernel is not None:
             held = self._waiting.make_room(ahead)
             return self._kernel.plan(ahead, held, *self._state(held.slots.device), self.STRENGTH, budget)
@@ -243,12 +243,12 @@ class Joint:
         return by_chance(ahead, self.chance(ahead), budget)
 
     def chance(self, ahead: Ahead) -> Tensor:  # [B, K+1, C] float64
-        """P(k accepted, then this candidate), as far as is known."""
+        """P(k accepted, then this candidate), as estimated now."""
         accept, bonus = self._accept.rate(self._bins.accept(ahead)), self._bonus.rate(self._bins.bonus(ahead))
         return outcome_chance(accept, bonus, ahead.length)
 
     def learn(self, outcome: Outcome) -> None:
-        """Count which tokens were accepted, and which alternative the bonus was."""
+        """Count the accepted tokens, and which alternative was the bonus."""
         if self._kernel is not None:
             held = self._waiting.held
             if held is not None and len(outcome.slots) > 0:
@@ -272,31 +272,31 @@ class Joint:
 
 @dataclass(frozen=True)
 class _Known:
-    """What became of the rows last planned for."""
+    """The outcomes of the rows last planned for."""
 
-    ahead: Ahead  # as if only the tokens that were verified had been in flight
-    is_known: Tensor  # [B] bool: only these rows mean anything
+    ahead: Ahead  # length cut to the tokens that were verified
+    is_known: Tensor  # [B] bool: the other rows are undefined
     k: Tensor  # [B] int64, 0..length
     is_left: Tensor  # [B, C] bool: the candidates at k that could be the bonus
-    is_bonus: Tensor  # [B, C] bool: which of them it was; none, if none
+    is_bonus: Tensor  # [B, C] bool: the candidate that was the bonus, if any
 
     @property
     def rank(self) -> Tensor:  # [B] int64
-        """The bonus's place among the alternatives; -1: it was none of them."""
+        """The bonus's rank among the alternatives; -1: none of them."""
         place = (self.is_left.long().cumsum(1) * self.is_bonus).sum(1)
         return place - 1
 
 
 class _Waiting:
-    """The rows last planned for, each until its outcome is known. Its tensors stay where they are while they last."""
+    """The rows last planned for, until their outcomes are known. Its tensors keep their addresses."""
 
     def __init__(self, n_rows: int = 0) -> None:
-        self._n_rows = n_rows  # room for as many, at least
-        self._is_captured = False  # what was captured has the tensors' addresses
-        self.held: Ahead | None = None  # as many rows as ever were; slot -1: not waited for
+        self._n_rows = n_rows  # minimum number of rows to allocate
+        self._is_captured = False  # captured graphs hold the tensors' addresses
+        self.held: Ahead | None = None  # the most rows so far; slot -1: not waiting
 
     def make_room(self, ahead: Ahead) -> Ahead:
-        """Where to hold these rows."""
+        """Allocate room for these rows if needed, and return it."""
         if self.held is None or not _has_room(self.held, ahead):
             assert not self._is_captured, f"{len(ahead.slots)} rows, and those before were captured with less room"
             n = max(self._n_rows, len(ahead.slots))
@@ -307,14 +307,14 @@ class _Waiting:
         return self.held
 
     def expect(self, ahead: Ahead) -> None:
-        """From now on, wait for the outcomes of these rows, and of no others."""
+        """Wait for the outcomes of these rows only."""
         n, all_held = len(ahead.slots), self.make_room(ahead)
         for held, new in zip(_tensors(all_held), _tensors(ahead), strict=True):
             held[:n].copy_(new)
         all_held.slots[n:].fill_(-1)
 
     def settle(self, outcome: Outcome) -> _Known | None:
-        """Match the outcome with the rows by slot; None: it is about none of them."""
+        """Match the outcome to the held rows by slot; None if no row can match."""
         ahead = self.held
         if ahead is None or len(outcome.slots) == 0 or len(ahead.slots) == 0:
             return None
@@ -343,7 +343,7 @@ def _tensors(ahead: Ahead) -> tuple[Tensor, ...]:
 
 
 def _has_room(held: Ahead, ahead: Ahead) -> bool:
-    """Whether rows of this shape, and not more than there are, can be copied in."""
+    """Whether these rows fit by number, shape and device."""
     return (
         len(held.slots) >= len(ahead.slots)
         and held.slots.device == ahead.slots.device
@@ -360,48 +360,48 @@ class _Round(NamedTuple):
 
 
 class _Table:
-    """How often something came true, bin by bin: counts that fade, drawn toward a curve. They stay where they are."""
+    """Decayed success counts per bin, with a prior curve. The tensor keeps its address."""
 
     def __init__(self, curve: Tensor, strength: float) -> None:  # [n_bins]
         self._state = torch.stack([curve * 0, curve * 0, curve])  # hits, trials, curve
         self._strength = strength
 
     def rate(self, bins: Tensor) -> Tensor:  # int64 -> float64
-        """The chance in each of these bins."""
+        """The success rate of these bins."""
         hits, trials, curve = self.on(bins.device)
         rates: Tensor = (hits + self._strength * curve) / (trials + self._strength)
         return rates[bins]
 
     def learn(self, bins: Tensor, is_hit: Tensor, is_trial: Tensor, kept: Tensor) -> None:
-        """Fade, then count what came true where it was tried."""
+        """Decay the counts, then add trials and hits."""
         all_hits, all_trials, _ = self.on(bins.device)
         trials = is_trial.double().flatten()
         all_trials.mul_(kept).index_add_(0, bins.flatten(), trials)
         all_hits.mul_(kept).index_add_(0, bins.flatten(), trials * is_hit.flatten())
 
     def on(self, device: torch.device) -> Tensor:  # [3, n_bins]: hits, trials, curve
-        """All of it, on this device from now on."""
+        """The state, moved to this device."""
         self._state = self._state.to(device)
         return self._state
 
 
 class _Bins:
-    """Which bin of its table a token in flight, or an alternative to it, belongs to."""
+    """Maps a token in flight, or an alternative to it, to its bin."""
 
     def __init__(self) -> None:
         edges = [0, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8]
         self._leads = torch.tensor([-edge for edge in edges[:0:-1]] + edges, dtype=torch.float64)
-        self._trusts = torch.tensor([0.5, 1.5, 3.0], dtype=torch.float64)  # of the rejected token: coarser
+        self._trusts = torch.tensor([0.5, 1.5, 3.0], dtype=torch.float64)  # leads of the rejected token: coarser
         self._ranks = torch.tensor([1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
-        self._n_groups = len(self._trusts) + 2  # the last: "all accepted"
+        self._n_groups = len(self._trusts) + 2  # the last is "all accepted"
 
     def accept(self, ahead: Ahead) -> Tensor:  # [B, K] int64
-        """By lead."""
+        """Bins by lead."""
         self.edges(ahead.scores.device)
         return torch.bucketize(trust(ahead).double(), self._leads, right=True)
 
     def bonus(self, ahead: Ahead) -> Tensor:  # [B, K+1, C] int64
-        """By the lead of the rejected token, rank and lead."""
+        """Bins by the rejected token's lead, and by the candidate's rank and lead."""
         self.edges(ahead.scores.device)
         scores = alternatives(ahead)
         group = torch.bucketize(trust(ahead).double(), self._trusts, right=True)
@@ -413,27 +413,27 @@ class _Bins:
         return (group * (len(self._ranks) + 1) + rank) * (len(self._leads) + 1) + lead
 
     def leads(self) -> Tensor:  # [n_bins of a lead]
-        """The middle of each bin, and 1 beyond the outer edges."""
+        """The middle of each bin; 1 beyond the edge for the outer bins."""
         padded = torch.cat([self._leads[:1] - 2, self._leads, self._leads[-1:] + 2])
         return (padded[1:] + padded[:-1]) / 2
 
     def bonuses(self) -> tuple[Tensor, Tensor]:  # [n_bins of a bonus] twice
-        """The first rank and the middle lead of each bin."""
+        """The lowest rank and the middle lead of each bin."""
         rank, lead = torch.cat([torch.zeros(1), self._ranks]), self.leads()
         n = self._n_groups
         return rank.repeat_interleave(len(lead)).repeat(n), lead.repeat(len(rank) * n)
 
     def edges(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Of leads, trusts and ranks, on this device from now on."""
+        """The edges of leads, trusts and ranks, moved to this device."""
         self._leads, self._trusts, self._ranks = (x.to(device) for x in (self._leads, self._trusts, self._ranks))
         return self._leads, self._trusts, self._ranks
 
 
 def _curve(rank: Tensor, lead: Tensor) -> Tensor:
-    """P(the target takes a candidate of this rank and lead), before anything is known."""
+    """Prior probability that the target chooses a candidate of this rank and lead."""
     return torch.where(rank == 0, (1.2 * lead - 0.4).sigmoid(), 0.55 * (lead / 1.2).exp().clamp(max=1) / (1 + rank))
 
 
 def _at(x: Tensor, k: Tensor) -> Tensor:  # [B, K+1, C], [B] -> [B, C]
-    """Each row's part at its k."""
+    """Select each row's entry at its k."""
     return x.gather(1, k[:, None, None].expand(-1, 1, x.shape[2]))[:, 0]

@@ -1,6 +1,6 @@
-"""Tokens by chance: the backup of the paper that costs nothing and knows nothing.
+"""Random tokens: the paper's backup without cost.
 
-They are chosen without looking at any distribution, so under rejection their q is one-hot.
+They do not depend on any distribution, so under rejection their q is one-hot.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from saguaro.types import RANDOM
 
 
 class RandomTokens:
-    """Proposes any tokens at all."""
+    """Proposes uniformly random tokens."""
 
     source = RANDOM
 
@@ -19,7 +19,7 @@ class RandomTokens:
         self._n_vocab, self._chance = n_vocab, Random(seed)
 
     def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
-        """`lookahead` tokens each.
+        """`lookahead` tokens per row.
 
         >>> [len(tokens) for tokens in RandomTokens(100).propose([None, None], 3).tokens]
         [3, 3]

@@ -1,9 +1,9 @@
-"""From the draft's logits to a token and candidates for it: one guess for each rule of verification.
+"""From the draft's logits to a token and ranked candidates, for each verification rule.
 
-Under shared noise the draft ranks by log q plus the target's own noise, and its token is the first of the ranking.
-Under rejection its token is drawn from q, with noise of its own, and q goes along to the target. That noise must be new
-for every draft of a position: were it the same, then which outcomes get prepared would tell something about the tokens
-that are drafted after them, and given that they are used they would no longer be drawn from q.
+Under shared noise the draft ranks by log q plus the target's own noise, and its token is the best candidate.
+Under rejection its token is sampled from q with separate noise, and q is sent to the target. This noise must be new for
+every draft of a position. Otherwise the choice of prepared outcomes would depend on the tokens drafted after them, and
+the tokens that are used would no longer be distributed as q.
 """
 
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ from saguaro import rng
 from saguaro.algo import sampling
 from saguaro.target.sampler import Context, Sampler, rules
 
-FIRST_DRAFT_SEED = 2**32  # derived seeds below it belong to a request's n outputs
+FIRST_DRAFT_SEED = 2**32  # smaller indices belong to a request's n outputs
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """R guesses."""
+    """R tokens and their candidates."""
 
     token: Tensor  # [R] int64
     candidates: Tensor  # [R, C] int64, best first
     scores: Tensor  # [R, C] descending
-    q: Tensor | None  # [R, V] what the token was drawn from; None: it was not drawn
+    q: Tensor | None  # [R, V] the token's distribution; None: it was not sampled
 
     def leads(self) -> Tensor:  # [R]
-        """How far each token is ahead of the best other candidate; inf where there is none, -inf for one that is none.
+        """The lead of each token over the best other candidate; inf without another, -inf if it is no candidate.
 
         >>> candidates, scores = torch.tensor([[5, 6], [5, 6], [5, 6]]), torch.tensor([[3.0, 2.5]] * 3)
         >>> Ranking(torch.tensor([5, 6, 7]), candidates, scores, None).leads()
@@ -43,25 +43,25 @@ class Ranking:
 
 
 class Ranker(Protocol):
-    """Guesses what the target will say."""
+    """Predicts the target's next token."""
 
     n_candidates: int
 
     def start(self) -> int:
-        """Begin a draft; the name under which its tokens are drawn."""
+        """Start a draft. Returns the number from which its noise is derived."""
 
     def __call__(self, logits: Tensor, places: Sequence[Context], drafts: Sequence[int] | None) -> Ranking:
-        """Guess at every place, [R, V] -> [R]; drafts: of which draft each is a part, or None to rank and not draw."""
+        """Rank at every position, [R, V] -> [R]; drafts: the draft of each position; None: rank without sampling."""
 
 
 class SharedRanker:
-    """What the target would say with these logits and its own noise."""
+    """Ranks with the target's noise, by the draft's logits."""
 
     def __init__(self, sampler: Sampler, n_candidates: int) -> None:
         self._sampler, self.n_candidates = sampler, n_candidates
 
     def start(self) -> int:
-        """All drafts share the target's noise."""
+        """Always 0: all drafts share the target's noise."""
         return 0
 
     def __call__(self, logits: Tensor, places: Sequence[Context], drafts: Sequence[int] | None) -> Ranking:
@@ -71,14 +71,14 @@ class SharedRanker:
 
 
 class SampledRanker:
-    """A sample of q, and the likeliest tokens as candidates; with c < 1 by Saguaro sampling (Definition 14)."""
+    """Samples from q. Candidates are the most likely tokens; with c < 1 by Saguaro sampling (Definition 14)."""
 
     def __init__(self, sampler: Sampler, n_candidates: int, fan_out: int, c: float, generation: int = 0) -> None:
         self._sampler, self.n_candidates = sampler, n_candidates
         self._fan_out, self._c, self._n_drafts = fan_out, c, generation << 40
 
     def start(self) -> int:
-        """A draft of its own."""
+        """Return a new number for every draft."""
         self._n_drafts += 1
         return self._n_drafts
 

@@ -1,4 +1,4 @@
-"""Every row as the draft knows it: from admissions and outcomes alone, for the target's side is elsewhere."""
+"""The draft side's rows. They are updated only by admissions and outcomes, because the target may be elsewhere."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,13 +14,13 @@ from saguaro.types import CACHE, EMPTY, Joined, Outcome, Speculation
 
 @dataclass(eq=False)
 class DraftRow:
-    """A text, and the speculation after it that is in flight: proposed, and not decided yet."""
+    """A text, and the speculation in flight after it: proposed and not decided yet."""
 
     slot: int
-    request: Request  # its tokens, and how they are decoded
+    request: Request  # its tokens and parameters
     speculation: list[int] = field(default_factory=list)
     source: int = EMPTY
-    q: Tensor | None = None  # [K, V] what the speculated tokens were drawn from, where that matters
+    q: Tensor | None = None  # [K, V] the distributions the tokens were sampled from, if needed
 
     @property
     def text(self) -> list[int]:
@@ -29,7 +29,7 @@ class DraftRow:
 
     @property
     def is_hit(self) -> bool:
-        """Whether what is in flight was prepared."""
+        """Whether the speculation in flight came from the cache."""
         return self.source == CACHE
 
     def propose(self, tokens: Sequence[int], source: int, q: Tensor | None = None) -> None:
@@ -37,45 +37,45 @@ class DraftRow:
         self.speculation, self.source, self.q = list(tokens), source if tokens else EMPTY, q
 
 
-Wanted = tuple[DraftRow, int]  # a row, and how many tokens it has room for
+Wanted = tuple[DraftRow, int]  # a row, and its room for tokens
 GoesOn = Callable[
     [Sequence[tuple[DraftRow, float]]], bool
-]  # told each row's token by its lead: whether to draft another
+]  # gets each row and the lead of its last token: whether to draft another
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What somebody proposes after some texts."""
+    """Proposed tokens after some texts."""
 
     tokens: list[list[int]]  # [R][<= K]
-    q: Tensor | None = None  # [R, K, V] what they were drawn from; None: they were not drawn
+    q: Tensor | None = None  # [R, K, V] their distributions; None: the tokens were not sampled
 
 
 class Proposer(Protocol):
     """Proposes tokens after texts."""
 
-    source: int  # of SOURCES
+    source: int  # one of SOURCES
 
     def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
         """Up to `lookahead` tokens after each row's text."""
 
 
 class DraftRows:
-    """The rows in use, by slot."""
+    """The rows by slot."""
 
     def __init__(self, start: Start | None = None) -> None:
-        self._start = start  # of grammars; without it, rows are drafted as if they had none
+        self._start = start  # starts grammars; None: rows are drafted without their grammar
         self._rows: dict[int, DraftRow] = {}
 
     def __iter__(self) -> Iterator[DraftRow]:
         return iter(self._rows.values())
 
     def get(self, slot: int) -> DraftRow | None:
-        """The row of a slot; None for one that was never introduced."""
+        """The row of a slot; None if it was never introduced."""
         return self._rows.get(slot)
 
     def admit(self, joined: Sequence[Joined]) -> list[DraftRow]:
-        """Learn these rows."""
+        """Add these rows."""
         for one in joined:
             assert one.slot not in self._rows, f"slot {one.slot} was admitted twice"
             request = Request(str(one.slot), one.tokens[: one.n_prompt], one.params, one.seed)
@@ -86,12 +86,12 @@ class DraftRows:
         return [self._rows[one.slot] for one in joined]
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Forget these rows, those that are known."""
+        """Drop these rows. Unknown slots are ignored."""
         for slot in slots:
             self._rows.pop(slot, None)
 
     def commit(self, outcome: Outcome) -> None:
-        """Append to each text what the target accepted and put; nothing is in flight any more."""
+        """Append the accepted tokens and the bonus to each text, and clear all speculations."""
         facts = zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), outcome.bonus.tolist(), strict=True)
         for slot, n_accepted, bonus in facts:
             row = self._rows.get(slot)
@@ -101,7 +101,7 @@ class DraftRows:
             row.propose([], EMPTY)
 
     def in_flight(self, slots: Sequence[int], lookahead: int, n_vocab: int) -> Speculation:
-        """What is in flight for these rows, in this order."""
+        """The speculations in flight for these rows, in this order."""
         rows = [self._rows.get(slot) for slot in slots]
         spec = Speculation.of(
             [row.speculation if row else [] for row in rows], lookahead, [row.source if row else EMPTY for row in rows]
@@ -112,7 +112,7 @@ class DraftRows:
 
 
 def stack_q(spec: Speculation, each: Sequence[Tensor | None], n_vocab: int) -> Tensor:  # [B, N, V]
-    """The rows' q as one tensor: one-hot where a row's tokens were not drawn.
+    """The rows' q as one tensor: one-hot for tokens that were not sampled.
 
     >>> import torch
     >>> spec = Speculation.of([[1], [0]], 1, [2, 3])

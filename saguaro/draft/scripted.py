@@ -1,4 +1,4 @@
-"""A drafter that reads its proposals from a script: it tests the engine without a draft model."""
+"""A proposer that follows a script, to test the engine without a draft model."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ Script = Callable[[Sequence[int], int], Sequence[int]]  # (text so far, lookahea
 
 
 class Scripted:
-    """Asks the script what comes after each row's text."""
+    """Calls the script with each row's text."""
 
     source = SCRIPT
 
@@ -17,5 +17,5 @@ class Scripted:
         self._script = script
 
     def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
-        """What the script says, row by row."""
+        """The script's tokens for each row."""
         return Proposal([list(self._script(row.text, lookahead))[:lookahead] for row in rows])

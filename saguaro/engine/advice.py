@@ -1,4 +1,4 @@
-"""What makes a machine slow that its user can change: said once, on standard error or in the log."""
+"""Warnings about slow machine setups that the user can change. Each is logged once."""
 
 import functools
 import logging
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def check_machine(device: torch.device, progress: Progress) -> None:
-    """Get the kernels of a CPU ready, and warn where it will be slower than it could be."""
+    """Compile the CPU kernels, and warn if the machine will be slower than necessary."""
     if device.type != "cpu":
         return
     progress("compiling CPU kernels", 0, 1)

@@ -1,7 +1,7 @@
-"""From a config to the parts of an engine: the draft, KV memory, scheduler, verifier and link, and what they take.
+"""Builds the parts of an engine from a config: draft, KV memory, scheduler, verifier and link.
 
-On a GPU the memory is planned before any of it is taken: weights are there, the workspace is estimated, and keys and
-values of target and draft share what is left.
+On a GPU the memory is planned before allocation: weights are loaded, the workspace is estimated, and the keys and
+values of target and draft share the rest.
 """
 
 import os
@@ -44,18 +44,18 @@ from saguaro.target.step_cost import LatencyBudget
 from saguaro.target.verifier import EagerVerifier, Verifier
 from saguaro.types import DraftLink, Progress
 
-START_SECONDS = 600.0  # for a draft to load
-INTER_TOKEN_S = {"cpu": 0.2, "cuda": 0.05}  # that decoding rows wait for prompts, unless told otherwise
-INTER_TOKEN_ROUNDS = 2.0  # or so many plain rounds, where these are long: prompts must be read some time
-READ_SHARE = 0.25  # of that time, for the draft's reading
+START_SECONDS = 600.0  # time limit for loading a draft
+INTER_TOKEN_S = {"cpu": 0.2, "cuda": 0.05}  # default of max_inter_token_ms, in seconds
+INTER_TOKEN_ROUNDS = 2.0  # or this many plain rounds, if they are longer: prompts must make progress
+READ_SHARE = 0.25  # the draft's share of that time, for reading texts
 
 
 @dataclass
 class Parts:
-    """What an engine is made of."""
+    """The parts of an engine."""
 
     method: Method
-    n_known: int  # tokens the target can say
+    n_known: int  # number of tokens that the target can emit
     eos_ids: frozenset[int]
     grammars: Grammars
     kv: KVPlan
@@ -69,12 +69,12 @@ class Parts:
 
 @dataclass
 class Assembly:
-    """Puts an engine together around a target."""
+    """Builds an engine around a target."""
 
     target: Loaded
     tokenizer: Tokenizer
     config: EngineConfig
-    given: Transformer | None = None  # a draft in this process, in place of what the config names
+    given: Transformer | None = None  # a draft in this process, instead of the configured one
     method: Method = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class Assembly:
         self.seconds: dict[str, float] = {}
 
     def build(self, progress: Progress) -> Parts:
-        """Every part; an error that says what to lower where the memory does not hold them."""
+        """Build all parts. If memory runs out, the error names the settings to lower."""
         config, model = self.config, self.target.model
         with self._timed("draft"):
             draft = self._draft_model(progress)
@@ -130,7 +130,7 @@ class Assembly:
         )
 
     def _draft_model(self, progress: Progress) -> Transformer | None:
-        """The model of a draft in this process."""
+        """Load the draft model, if the draft runs in this process."""
         if not self.method.needs_model:
             return None
         config = self._draft_config(n_tokens=0)
@@ -147,7 +147,7 @@ class Assembly:
         return draft
 
     def _plan(self, draft: Transformer | None) -> KVPlan:
-        """KV memory of the target, and room for the draft's where both share a device."""
+        """Plan the target's KV memory, leaving room for the draft's on a shared device."""
         model = self.target.model
         beside = 0
         if draft is not None and draft.device == model.device:
@@ -158,7 +158,7 @@ class Assembly:
         return kv
 
     def _workspace(self, draft: Transformer | None) -> int:
-        """Bytes that steps need beside weights, keys and values: an estimate from above."""
+        """Upper estimate of the bytes that steps need in addition to weights, keys and values."""
         config, spec = self.config, self.target.model.spec
         rows, width = bucket(config.max_batch_rows), config.lookahead + 1
         logits = 2 * 4 * rows * width * spec.n_vocab
@@ -168,7 +168,7 @@ class Assembly:
             branches = rows * config.budget
             own = width * draft.spec.kv_bytes_per_token(draft.dtype)
             n_bytes += branches * (own + 2 * 4 * draft.spec.n_vocab)
-        return n_bytes + 2**30  # what CUDA, libraries and captured graphs keep
+        return n_bytes + 2**30  # kept by CUDA, libraries and captured graphs
 
     def _verifier(self, kv: KVPlan, lookahead: int) -> Verifier:
         model = self.target.model
@@ -205,7 +205,7 @@ class Assembly:
         return link
 
     def _preparation(self) -> Preparation:
-        """Whether outcomes are prepared, and why: in the target's own thread nothing would be hidden."""
+        """Whether outcomes are prepared, and why. In the target's own thread preparation could not overlap."""
         return choose_preparation(
             self.method,
             link=self.config.link,
@@ -215,12 +215,12 @@ class Assembly:
         )
 
     def _placed(self, verifier: Verifier) -> Verifier:
-        """The verifier on cores of its own, beside a draft in another process."""
+        """Pin the verifier to its own cores, for a draft in another process."""
         if verifier.runs_ahead:
             return verifier
         cores, threads = usable_cores(), self.config.threads
         ours, _ = split_cores(cores, self.config.draft_threads)
-        if self.method.planner == "nothing":  # the draft rests while the target works
+        if self.method.planner == "nothing":  # the draft is idle while the target works
             ours = frozenset(cores)
         return PinnedVerifier(
             verifier,
@@ -229,12 +229,12 @@ class Assembly:
         )
 
     def _warm(self, verifier: Verifier, link: DraftLink, progress: Progress) -> None:
-        """Capture, for every batch size, what can be captured."""
+        """Capture the graphs for every batch size."""
         if not isinstance(verifier, GraphVerifier):
             return
         before = torch.cuda.mem_get_info(self.target.model.device)[0]
         sizes = [size for size in BUCKETS if size <= bucket(self.config.max_batch_rows)]
-        for done, size in enumerate(reversed(sizes)):  # the largest first: the others share its memory
+        for done, size in enumerate(reversed(sizes)):  # largest first: the others share its memory
             progress("capturing", done, len(sizes))
             verifier.warm(size)
             if isinstance(link, Inline):
@@ -243,7 +243,7 @@ class Assembly:
         self.memory["graphs and workspace"] = max(0, before - torch.cuda.mem_get_info(self.target.model.device)[0])
 
     def _draft_config(self, n_tokens: int) -> DraftConfig:
-        """What the draft's side must know."""
+        """The settings of the draft side."""
         config, method, model = self.config, self.method, self.target.model
         device = model.device if config.draft_device == "auto" else find_device("draft_device", config.draft_device)
         dtype = model.weight_dtype if device.type == model.device.type else fastest(device)
@@ -271,13 +271,13 @@ class Assembly:
         )
 
     def _patience(self) -> LatencyBudget:
-        """How long prompts may keep decoding rows waiting."""
+        """How long prompts may delay decoding rows."""
         if self.config.max_inter_token_ms is not None:
             return LatencyBudget(self.config.max_inter_token_ms / 1e3)
         return LatencyBudget(INTER_TOKEN_S[self.target.model.device.type], n_rounds=INTER_TOKEN_ROUNDS)
 
     def _draft_name(self) -> str | None:
-        """Where the draft lies; drop: is no place, and one that was given needs none."""
+        """The path of the draft. drop: and a given model have none."""
         name = self.config.draft
         if name is None or self.given is not None or name.startswith("drop:"):
             return name
@@ -294,7 +294,7 @@ class Assembly:
 
 
 def choose_method(config: EngineConfig) -> Method:
-    """The method of a config, with the parts it asks to exchange.
+    """The method of a config, with the parts that the config replaces.
 
     >>> choose_method(EngineConfig()).name, choose_method(EngineConfig(draft="drop:3")).name
     ('ar', 'ssd')
@@ -315,9 +315,9 @@ def choose_method(config: EngineConfig) -> Method:
 
 
 def uses_process(config: EngineConfig, method: Method, device: str) -> bool:
-    """Whether the draft gets a process of its own: where it is asked for, or where it can prepare on its own cores.
+    """Whether the draft gets its own process: if requested, or if it can prepare on its own cores.
 
-    Of two cores the target needs both: the second makes its steps faster by more than a hidden draft saves.
+    With two cores the target uses both: the second core speeds up its steps by more than a hidden draft saves.
     """
     if config.link != "auto":
         return config.link == "process"
@@ -330,7 +330,7 @@ def uses_process(config: EngineConfig, method: Method, device: str) -> bool:
 
 
 def find_device(name: str, wanted: str) -> torch.device:
-    """The device of a setting; auto: a GPU if there is one."""
+    """The device for a setting; auto: a GPU if there is one."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(wanted)
@@ -340,7 +340,7 @@ def find_device(name: str, wanted: str) -> torch.device:
 
 
 def find_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """The dtype of a setting."""
+    """The dtype for a setting."""
     if config.dtype == "auto":
         return fastest(device)
     named: torch.dtype = getattr(torch, config.dtype)

@@ -1,7 +1,7 @@
-"""The engine as its users see it: requests in, deltas out, one step at a time.
+"""The engine: accepts requests and returns deltas, one step at a time.
 
-It joins the parts: a loaded model, KV memory, scheduler, verifier, link. Every request that `add` accepts gets exactly
-one delta with a finish reason.
+It connects the parts: a loaded model, KV memory, scheduler, verifier, link. Every request that `add` accepts gets
+exactly one delta with a finish reason.
 """
 
 import operator
@@ -28,12 +28,12 @@ from saguaro.target.scheduler import Commit
 from saguaro.types import FinishReason, Progress, TokenLogprobs
 
 TOO_COMPLEX = "the grammar became too complex or too ambiguous for this text; simplify it"
-CONTEXT = 4  # tokens of the prompt that the first token's text may depend on
+CONTEXT = 4  # prompt tokens that may affect the text of the first output token
 
 
 @dataclass
 class _Output:
-    """One of a request's n outputs while it grows."""
+    """One of a request's n outputs, in progress."""
 
     request: Request
     index: int
@@ -60,7 +60,7 @@ class Engine:
         tokenizer: Tokenizer,
         config: EngineConfig,
         *,
-        draft: Transformer | None = None,  # in this process, in place of what the config names
+        draft: Transformer | None = None,  # a draft in this process, instead of the configured one
         progress: Progress = lambda *_: None,
     ) -> None:
         parts = Assembly(loaded, tokenizer, config, draft).build(progress)
@@ -68,17 +68,17 @@ class Engine:
         self.method, self.kv, self.n_known = parts.method, parts.kv, parts.n_known
         self.pool, self.scheduler, self.round = parts.pool, parts.scheduler, parts.round
         self.preparation = parts.preparation  # whether outcomes are prepared, and why
-        self.memory = parts.memory  # bytes that each part takes
-        self.startup = parts.seconds  # that each part took to make
+        self.memory = parts.memory  # bytes of each part
+        self.startup = parts.seconds  # seconds to build each part
         self.eos_ids, self.grammars = parts.eos_ids, parts.grammars
         self._jobs: dict[str, _Job] = {}
         self._by_request: dict[Request, tuple[_Job, _Output]] = {}
-        self._ready: list[Delta] = []  # made and not taken yet
+        self._ready: list[Delta] = []  # deltas not taken yet
         self._n_added = 0
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a step has anything to do."""
         return self.scheduler.has_work or bool(self._ready)
 
     def add(
@@ -87,7 +87,7 @@ class Engine:
         params: SamplingParams | None = None,
         request_id: str | None = None,
     ) -> str:
-        """Queue a prompt (text or token ids) and return its id; raises if it can never be served."""
+        """Queue a prompt (text or token ids) and return its id. Raises if it can never be served."""
         params = params or SamplingParams()
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else as_tokens(prompt)
         tokens = self.truncate(tokens, params)
@@ -106,7 +106,7 @@ class Engine:
                 eos_ids=self.eos_ids,
                 grammar=self.grammars.start(params.structured) if params.structured is not None else None,
             )
-            self.scheduler.add(request)  # refuses all outputs of a prompt or none: they are alike
+            self.scheduler.add(request)  # accepts all outputs of a prompt or none: they have equal sizes
             stream = TextStream(
                 self.tokenizer,
                 params.stop,
@@ -122,14 +122,14 @@ class Engine:
         return request_id
 
     def truncate(self, tokens: list[int], params: SamplingParams) -> list[int]:
-        """What truncate_prompt_tokens keeps of a prompt."""
+        """Apply truncate_prompt_tokens to a prompt."""
         n = params.truncate_prompt_tokens
         if n == -1:
             n = max(1, self.kv.longest - (1 if params.max_tokens is None else params.max_tokens))
         return tokens if n is None else tokens[-n:]
 
     def check(self, tokens: Sequence[int], params: SamplingParams) -> None:
-        """Raise if a prompt of these tokens can never be served with these parameters."""
+        """Raise if this prompt can never be served with these parameters."""
         n_vocab = self.loaded.model.spec.n_vocab
         named = [
             ("prompt", tokens),
@@ -147,13 +147,13 @@ class Engine:
         self.check_structured(params)
 
     def check_structured(self, params: SamplingParams) -> None:
-        """Raise if there can be no such output. What was checked is compiled, so that add() need not wait for it: a
-        thread that does not play rounds may call this."""
+        """Raise if the constraint cannot be compiled. The result is cached, so add() does not wait for it. May be
+        called from a thread that does not run rounds."""
         if params.structured is not None:
             self.grammars.compile(params.structured)
 
     def step(self) -> list[Delta]:
-        """Play one round; what it added, output by output. If it breaks, every running request ends with "error"."""
+        """Run one round and return its deltas. If it fails, every running request ends with "error" and this raises."""
         try:
             commits = self.round.play()
         except Exception:
@@ -164,7 +164,7 @@ class Engine:
         for commit in commits:
             try:
                 self._ready.append(self._delta(commit))
-            except BaseException as e:  # the others' tokens are committed, so their deltas must be made all the same
+            except BaseException as e:  # other tokens are committed, so their deltas must still be made
                 self._fail(commit.request)
                 broken = e
         if broken is not None:
@@ -172,12 +172,12 @@ class Engine:
         return self.take()
 
     def take(self) -> list[Delta]:
-        """The deltas that are ready. After a step that broke, those that were made before."""
+        """Take the deltas that are ready. After a failed step: those made before the failure."""
         deltas, self._ready = self._ready, []
         return deltas
 
     def abort(self, request_id: str) -> None:
-        """End all outputs of a request; their last deltas come with the next step."""
+        """End all outputs of a request. Their last deltas are returned by the next step."""
         job = self._jobs.get(request_id)
         if job is None:
             raise UnknownRequest(f"request {request_id!r} is not running; it may have finished")
@@ -187,7 +187,7 @@ class Engine:
                 self._ready.append(self._last_delta(job, output, "", []))
 
     def discard(self, request_id: str) -> None:
-        """End a request and forget it, deltas and result included; one that is not known is none to forget."""
+        """End a request and drop its deltas and result. Unknown ids are ignored."""
         job = self._jobs.pop(request_id, None)
         for output in job.outputs if job else []:
             self.scheduler.abort(output.request)
@@ -196,7 +196,7 @@ class Engine:
             self._ready = [delta for delta in self._ready if delta.request_id != request_id]
 
     def result(self, request_id: str) -> Result:
-        """The result of a request whose outputs have all finished; the engine forgets it."""
+        """Take the result of a request whose outputs have all finished."""
         job = self._jobs.get(request_id)
         if job is None:
             raise UnknownRequest(f"request {request_id!r} is not known; its result was taken, or it never was")
@@ -208,7 +208,7 @@ class Engine:
         return result
 
     def close(self) -> None:
-        """Give back what the link holds."""
+        """Close the link to the draft."""
         self.round.draft.close()
 
     def _delta(self, commit: Commit) -> Delta:
@@ -216,7 +216,7 @@ class Engine:
         job, output = self._by_request[request]
         tokens, logprobs = list(commit.tokens), list(commit.logprobs)
         scored = _prompt_logprobs(request) if request.n_output == len(tokens) else None
-        text = [token for token in tokens if token not in request.stop_ids]  # one that ends the output has no text
+        text = [token for token in tokens if token not in request.stop_ids]  # the last token may have no text
         if len(text) < len(tokens):
             output.stop_reason = tokens[-1]
             if request.params.include_stop_str_in_output:
@@ -245,14 +245,14 @@ class Engine:
         return replace(delta, n_accepted=n_accepted, source=commit.source, prompt_logprobs=scored)
 
     def _fail(self, request: Request) -> None:
-        """End a request that the engine could not go on with."""
+        """End a request with "error"."""
         job, output = self._by_request[request]
         self.scheduler.abort(request, "error")
         request.finish_reason = "error"
         self._ready.append(Delta(job.id, output.index, "", [], [], "error"))
 
     def _stop_at(self, output: _Output, n_beyond: int) -> None:
-        """A stop string ended the output n_beyond tokens before its end."""
+        """Cut the output at a stop string, n_beyond tokens before its end."""
         request = output.request
         if n_beyond:
             del request.tokens[-n_beyond:]
@@ -294,7 +294,7 @@ def _completion(output: _Output) -> Completion:
 
 
 def as_tokens(prompt: Sequence[int]) -> list[int]:
-    """Token ids of any integer type as a list.
+    """Token ids of any integer type as a list of int.
 
     >>> as_tokens((3, 4))
     [3, 4]

@@ -1,4 +1,4 @@
-"""Whether outcomes are prepared, and why: decided once for an engine, and told wherever it matters."""
+"""Whether outcomes are prepared, and why. Decided once per engine."""
 
 from dataclasses import dataclass
 
@@ -17,11 +17,11 @@ class Preparation:
 
     @property
     def why_not(self) -> str | None:
-        """Why nothing is ever prepared; None where something may be."""
+        """Why outcomes are never prepared; None if they may be."""
         return self.why if self.when == "never" else None
 
     def explain(self, is_any: bool) -> str | None:
-        """Why nothing was prepared, in one sentence; None where something was."""
+        """Why nothing was prepared, in one sentence; None if something was."""
         if is_any:
             return None
         if self.when == "measured":
@@ -30,8 +30,7 @@ class Preparation:
 
 
 def choose_preparation(method: Method, *, link: str, is_apart: bool, on_cpu: bool, n_cores: int) -> Preparation:
-    """What a method does on this machine: is_apart, the draft has a process of its own; on_cpu, the target computes on
-    the host.
+    """Decide for this machine. is_apart: the draft has its own process; on_cpu: the target computes on the CPU.
 
     >>> from saguaro.method import find_method
     >>> ssd = find_method("ssd")

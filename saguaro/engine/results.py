@@ -1,4 +1,4 @@
-"""What a caller gets back. The names are those of vLLM: result.outputs[0].text."""
+"""The results of a request. The names are those of vLLM: result.outputs[0].text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from saguaro.types import FinishReason, TokenLogprobs
 
 @dataclass(frozen=True)
 class Delta:
-    """What one round added to one output. The last delta of an output, and only that, has a finish reason."""
+    """The part of one output that a round added. Only the last delta of an output has a finish reason."""
 
     request_id: str
     index: int  # which of the n outputs
@@ -18,20 +18,20 @@ class Delta:
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None  # the stop string or token id that ended it, or why it ended with "error"
-    n_accepted: int = 0  # of these tokens, counted from the first, speculated and accepted
-    source: str = "empty"  # where the speculation came from (saguaro.types.SOURCES)
-    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None  # with an output's first delta, where they are wanted
+    stop_reason: str | int | None = None  # the stop string or token id that ended the output, or the error message
+    n_accepted: int = 0  # how many of the first tokens were speculated and accepted
+    source: str = "empty"  # origin of the speculation (saguaro.types.SOURCES)
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None  # in an output's first delta, if requested
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Where the time of one output went."""
+    """The timings of one output."""
 
     ttft_ms: float  # from arrival to the first token
-    total_ms: float  # from arrival to the last
-    decode_tok_s: float  # tokens after the first, per second after the first
-    n_cached: int  # prompt tokens whose keys and values were there already
+    total_ms: float  # from arrival to the last token
+    decode_tok_s: float  # tokens after the first, per second
+    n_cached: int  # prompt tokens found in the prefix cache
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Completion:
     token_ids: list[int]
     finish_reason: FinishReason
     stop_reason: str | int | None
-    seed: int  # the same seed, prompt and parameters give the same output again
+    seed: int  # the same seed, prompt and parameters give the same output
     logprobs: list[TokenLogprobs] | None
     timings: Timings
-    n_rounds: int  # rounds that gave it tokens: as many as tokens, less what speculation saved
+    n_rounds: int  # rounds that gave it tokens; fewer than tokens if speculation helped
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Result:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[Completion]
-    prompt_logprobs: list[TokenLogprobs | None] | None = None  # a token each, None for the first; where they are wanted
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # one entry per token, None for the first; if requested
 
     @property
     def text(self) -> str:
@@ -91,7 +91,7 @@ def failure_of(ended: Delta | Completion) -> str | None:
 
 
 def raise_failure(ended: Delta | Completion) -> None:
-    """Raise if an output ended with an error, where that is the end of everything."""
+    """Raise if an output ended with an error."""
     failure = failure_of(ended)
     if failure is not None:
         raise RequestError(failure)

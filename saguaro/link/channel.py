@@ -1,7 +1,7 @@
-"""One end of a link: whole messages over a socket, without ever blocking.
+"""One end of a link: whole messages over a non-blocking socket.
 
-Invariant: an exception at any point (Ctrl-C too) leaves the channel where it was, or known to be lost: messages are
-counted in the same store that finishes them, and an interrupted transfer of bytes is never resumed on a guess.
+Invariant: after an exception at any point (Ctrl-C too) the channel is either unchanged or known to be lost. The message
+count is updated in the same assignment as the state, and an interrupted transfer is never resumed on a guess.
 """
 
 import math
@@ -30,9 +30,9 @@ now = time.monotonic
 
 @dataclass(frozen=True)
 class _Reading:
-    """A message that is coming in: its header or its body, of which n bytes are there."""
+    """A message being received: n bytes of its header or body have arrived."""
 
-    last: int  # sequence number of the last whole message; 0: none came yet
+    last: int  # sequence number of the last complete message; 0: none
     buffer: Array
     n: int = 0
     header: Header | None = None
@@ -40,53 +40,53 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _Writing:
-    """A message that is going out: what is left of it."""
+    """A message being sent: its remaining parts."""
 
     sequence: int = 0
     parts: tuple[memoryview, ...] = ()
 
 
 class Channel:
-    """Posts and receives messages."""
+    """Sends and receives messages."""
 
     def __init__(self, sock: socket.socket, limit: int) -> None:
-        """Bodies longer than the limit are refused before room is made for them."""
+        """Bodies longer than the limit are refused before memory is allocated for them."""
         sock.setblocking(False)
         self.limit = limit
-        self.moved_at = now()  # when a byte last went either way
+        self.moved_at = now()  # time of the last byte in either direction
         self._socket = sock
         self._reading, self._writing = _Reading(0, _room(HEADER_SIZE)), _Writing()
         self._is_in_doubt = False
 
     @property
     def posted(self) -> int:
-        """Sequence number of the last message posted."""
+        """Sequence number of the last posted message."""
         return self._writing.sequence
 
     @property
     def received(self) -> int:
-        """Sequence number of the last whole message received."""
+        """Sequence number of the last complete message received."""
         return self._reading.last
 
     @property
     def is_midway(self) -> bool:
-        """Whether a message has begun to come in."""
+        """Whether part of a message has arrived."""
         return self._reading.header is not None or self._reading.n > 0
 
     def post(self, kind: MessageKind, sequence: int, parts: Sequence[memoryview]) -> None:
-        """Make this the message to be sent; the one before must be gone."""
+        """Queue a message. The one before must have been sent."""
         assert not self._writing.parts, "a message was posted before the last one was sent"
         framed = frame(kind, sequence, parts)
         self.moved_at = now()
         self._writing = _Writing(sequence, tuple(framed))
 
     def exchange(self) -> Message | None:
-        """Send what can be sent now; the next message, if all of it is there."""
+        """Send as much as possible now. Returns the next message if it is complete."""
         self.flush()
         return self.receive()
 
     def flush(self) -> bool:
-        """Send what can be sent now; whether everything is."""
+        """Send as much as possible now. Returns whether everything was sent."""
         while self._writing.parts:
             self._begin()
             try:
@@ -99,7 +99,7 @@ class Channel:
         return True
 
     def receive(self) -> Message | None:
-        """The next message, if all of it is there. EOFError: the other end is closed."""
+        """Return the next message if it is complete. Raises EOFError if the other end is closed."""
         while True:
             if self._reading.n < len(self._reading.buffer) and not self._fill():
                 return None
@@ -115,14 +115,14 @@ class Channel:
             return message
 
     def wait(self, deadline: float | None) -> bool:
-        """Wait until a byte can go either way (now() is the clock; None: for ever); False: the deadline came first."""
+        """Wait until the socket can read or write. False: the deadline (clock: now(); None: no limit) came first."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._writing.parts else 0))
         left = None if deadline is None else max(0, math.ceil((deadline - now()) * 1000))
         return bool(poll.poll(left))
 
     def has_news(self) -> bool:
-        """Whether something arrived, or the other end is closed."""
+        """Whether data arrived or the other end is closed."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
@@ -132,7 +132,7 @@ class Channel:
         self._socket.close()
 
     def _fill(self) -> bool:
-        """Take what has arrived; False: nothing."""
+        """Read the bytes that have arrived. False: none."""
         reading = self._reading
         self._begin()
         try:
@@ -147,7 +147,7 @@ class Channel:
         return True
 
     def _begin(self) -> None:
-        """From here until the bytes are counted, an exception loses count."""
+        """Mark the transfer as uncertain: an exception before the bytes are counted loses the count."""
         if self._is_in_doubt:
             raise WireError("an exception came between bytes and their count")
         self._is_in_doubt = True
@@ -158,7 +158,7 @@ def _room(n: int) -> Array:
 
 
 def _without(parts: tuple[memoryview, ...], n: int) -> tuple[memoryview, ...]:
-    """What is left of these after n bytes."""
+    """The parts that remain after n bytes."""
     for at, part in enumerate(parts):
         if n < part.nbytes:
             return (part[n:], *parts[at + 1 :])

@@ -1,7 +1,7 @@
-"""One life of the draft's process, from its start to its grave.
+"""One draft process, from start to exit.
 
-Invariant: it ends when this object does, or this process, in whatever way: by being asked, by its life line (a socket
-that nobody writes to and that closes with its holder), or by being killed.
+Invariant: it ends when this object or this process ends: on request, through its life line (a socket that carries no
+data and closes with its owner), or by being killed.
 """
 
 import os
@@ -23,15 +23,15 @@ from saguaro.link.wire import WireLimits, encode_settings
 
 now = time.monotonic
 
-N_TAIL = 2000  # characters of what a dead draft wrote last that are worth showing
-GRACE = 1.0  # seconds for a process that ends by itself to do so, that its exit status tells why
+N_TAIL = 2000  # characters of a dead draft's output that are shown
+GRACE = 1.0  # seconds for a process to exit by itself, so that its exit status gives the reason
 
 
 class Child:
-    """A running draft, or a dead one that is not reaped yet."""
+    """A draft process, running or not yet reaped."""
 
     def __init__(self, command: Sequence[str], config: DraftConfig, threads: int, cores: Sequence[int] | None) -> None:
-        """Start it. OSError: that was not possible."""
+        """Start it. Raises OSError if that fails."""
         link, life = socket.socketpair(), socket.socketpair()
         output = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the child)
         try:
@@ -51,38 +51,38 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The process id."""
         return self._popen.pid
 
     @property
     def is_ready(self) -> bool:
-        """Whether its settings were answered."""
+        """Whether it has replied to its settings."""
         return self.channel.received > 0
 
     @property
     def is_behind(self) -> bool:
-        """Whether it still owes an answer."""
+        """Whether a reply is missing."""
         return self.channel.received != self.channel.posted
 
     @property
     def is_buried(self) -> bool:
-        """Whether nothing is expected of it any more."""
+        """Whether it was given up."""
         return self._kill_at is not None
 
     def bury(self, reason: str | None, grace: float = 0.0) -> None:
-        """Expect nothing of it any more; without a reason, its exit status and last words will be one."""
+        """Give the process up. Without a reason, its exit status and last output are the reason."""
         if self._kill_at is None:
             self._reason, self._kill_at = reason, now() + grace
             self.channel.close()
 
     def is_gone(self) -> bool:
-        """Whether the process has ended; a buried one that takes too long is killed."""
+        """Whether the process has ended. One that was given up is killed after its grace period."""
         if not _reap(self._popen) and self._kill_at is not None and now() >= self._kill_at:
             os.kill(self.pid, signal.SIGKILL)
         return _reap(self._popen)
 
     def epitaph(self) -> str:
-        """Why it is gone."""
+        """Why the process ended."""
         if self._reason is not None:
             return self._reason
         code = self._popen.returncode or 0
@@ -91,9 +91,9 @@ class Child:
         return f"its process ended with {how}" + (f"; its last words:\n{words}" if words else " and said nothing")
 
     def close(self) -> None:
-        """Ask it to end, make it end, and reap it."""
+        """Ask the process to end, kill it if it does not, and reap it."""
         self.channel.close()
-        if self.is_ready and not self.is_behind:  # otherwise it would not hear
+        if self.is_ready and not self.is_behind:  # otherwise it does not read the socket
             _wait(self._popen, GRACE)
         self._end()
 
@@ -119,32 +119,32 @@ def _spawn(
         stdout=output,
         stderr=output,
         env=_environment(threads),
-        process_group=0,  # Ctrl-C in a terminal is for this process; a stopped child does not outlive it
+        process_group=0,  # keeps a terminal's Ctrl-C away from the child; a stopped child does not outlive its parent
     )
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Modules are found where this process finds them, and torch finds its threads when it is loaded."""
+    """Use this process's module path, and set the thread count before torch is loaded."""
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    env.setdefault("GOMP_SPINCOUNT", "10000")  # waiting threads must not take the cores from those that work
+    env.setdefault("GOMP_SPINCOUNT", "10000")  # waiting threads must not occupy the cores
     env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(entry or str(Path.cwd()) for entry in sys.path))
     return env
 
 
 def _end(popen: "subprocess.Popen[bytes]", *held: socket.socket | IO[bytes]) -> None:
-    """Kill, reap and let go; a fork of this process has no such child to reap, and lets go only."""
+    """Kill, reap and close. A fork of this process cannot reap the child and only closes."""
     if not _reap(popen):
         os.kill(popen.pid, signal.SIGKILL)
-        _wait(popen, 10)  # one that a driver holds on to must not hold on to us
+        _wait(popen, 10)  # a process stuck in a driver must not block this one
     _close(*held)
 
 
 def _reap(popen: "subprocess.Popen[bytes]") -> bool:
-    """Whether it has ended. Popen.poll would be left locked for ever by a Ctrl-C at the wrong moment."""
+    """Whether the process has ended. Popen.poll can stay locked forever after a Ctrl-C."""
     if popen.returncode is None:
         try:
             pid, status = os.waitpid(popen.pid, os.WNOHANG)
-        except ChildProcessError:  # such a Ctrl-C, or another waitpid, took the status
+        except ChildProcessError:  # the status was lost to a Ctrl-C or another waitpid
             popen.returncode = 0
         else:
             popen.returncode = os.waitstatus_to_exitcode(status) if pid else None
@@ -152,7 +152,7 @@ def _reap(popen: "subprocess.Popen[bytes]") -> bool:
 
 
 def _wait(popen: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """Wait until it has ended, but no longer than this."""
+    """Wait for the process to end, at most this long."""
     deadline = now() + seconds
     while not _reap(popen) and now() < deadline:
         time.sleep(0.002)

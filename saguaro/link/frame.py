@@ -1,11 +1,11 @@
-"""Messages as bytes, whatever is in them: a header, then a body. Little-endian, never pickle.
+"""The framing of messages: a header, then a body. Little-endian, never pickle.
 
-Invariant: bytes that are not a whole, undamaged message of a possible length are refused, and the length is known to be
-right before anybody waits for it.
+Invariant: bytes that are not a whole, undamaged message of a possible length are refused. The length is verified before
+the body is awaited.
 
     |magic 4|version 2|kind 2|sequence 8|body length 8|checksum of the body 4|checksum of the header 4|body ...|
 
-A message is answered by one with the same sequence number: settings by ready, a turn by a reply, either by failed.
+A message is answered by one with the same sequence number: SETTINGS by READY, TURN by REPLY, either by FAILED.
 """
 
 import enum
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 MAGIC, VERSION = b"SAGU", 3
 HEADER_SIZE = 32
-CHECKED = 2**20  # bytes of a body under its checksum; of a large q the rest is not, for that would take too long
+CHECKED = 2**20  # bytes of a body covered by its checksum; checking all of a large q would take too long
 
 _HEADER = struct.Struct("<4sHHQQI")
 _CHECKSUM = struct.Struct("<I")
@@ -27,11 +27,11 @@ Array = NDArray[Any]
 
 
 class WireError(Exception):
-    """Bytes that are no message, or a message that cannot be; the link takes its sender for dead."""
+    """Invalid bytes or an invalid message. The link treats the sender as dead."""
 
 
 class MessageKind(enum.IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     SETTINGS = 1
     READY = 2
@@ -41,7 +41,7 @@ class MessageKind(enum.IntEnum):
 
 
 class Header(NamedTuple):
-    """What is known of a message before its body is there."""
+    """The header of a message, known before its body arrives."""
 
     kind: MessageKind
     sequence: int
@@ -50,7 +50,7 @@ class Header(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A header's facts and the body; the body belongs to whoever got it."""
+    """A received message. The caller owns the body."""
 
     kind: MessageKind
     sequence: int
@@ -58,14 +58,14 @@ class Message(NamedTuple):
 
 
 def frame(kind: MessageKind, sequence: int, parts: Sequence[memoryview]) -> list[memoryview]:
-    """A message as pieces to be sent one after the other; large ones are not copied."""
+    """A message as consecutive parts. Large parts are not copied."""
     n_body = sum(part.nbytes for part in parts)
     head = _HEADER.pack(MAGIC, VERSION, kind, sequence, n_body, _checksum(parts))
     return [memoryview(head + _CHECKSUM.pack(zlib.crc32(head))), *parts]
 
 
 def read_header(data: memoryview | bytes, limit: int) -> Header:
-    """The header in these bytes, of a body not longer than the limit."""
+    """Parse a header, and check that its body does not exceed the limit."""
     magic, version, kind, sequence, n_body, checksum = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise WireError(f"a message begins with {magic!r} instead of {MAGIC!r}")
@@ -81,14 +81,14 @@ def read_header(data: memoryview | bytes, limit: int) -> Header:
 
 
 def read_message(header: Header, body: Array) -> Message:
-    """A header and its whole body, which arrived undamaged."""
+    """Build a message from its header and body, and check the body's checksum."""
     if _checksum([body.data]) != header.checksum:
         raise WireError("a body was damaged on its way")
     return Message(header.kind, header.sequence, body)
 
 
 def _checksum(parts: Sequence[memoryview]) -> int:
-    """Of the first bytes of a body."""
+    """The checksum of the first bytes of a body."""
     checksum, left = 0, CHECKED
     for part in parts:
         checksum = zlib.crc32(part[:left], checksum)

@@ -7,30 +7,30 @@ from saguaro.types import Joined, Outcome, Speculation
 
 
 class Inline:
-    """Asks the draft's side."""
+    """Calls the draft side directly."""
 
     def __init__(self, side: DraftSide) -> None:
         self.side = side
 
     def is_fresh(self) -> bool:
-        """It never loses a row."""
+        """Always False: rows are never lost."""
         return False
 
     def admit(self, rows: Sequence[Joined]) -> None:
-        """Learn these rows."""
+        """Add these rows."""
         self.side.admit(rows)
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Forget these rows."""
+        """Drop these rows."""
         self.side.retire(slots)
 
     def speculate(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
-        """Ask for the next speculation."""
+        """Return the next speculation."""
         return self.side.respond(outcome, slots, room)
 
     def overlap(self) -> None:
-        """Prepare, here and now."""
+        """Prepare now, in this thread."""
         self.side.prepare()
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""

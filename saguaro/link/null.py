@@ -6,17 +6,17 @@ from saguaro.types import Joined, Outcome, Speculation
 
 
 class NullLink:
-    """Says nothing, so the target decodes autoregressively."""
+    """Never speculates, so the target decodes autoregressively."""
 
     def is_fresh(self) -> bool:
-        """It knows no row, and needs none."""
+        """Always False: no rows are kept."""
         return False
 
     def admit(self, rows: Sequence[Joined]) -> None:
-        """Nobody listens."""
+        """Ignored."""
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Nobody listens."""
+        """Ignored."""
 
     def speculate(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
         """The empty speculation."""
@@ -26,4 +26,4 @@ class NullLink:
         """Nothing to prepare."""
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""

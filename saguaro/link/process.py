@@ -1,7 +1,7 @@
-"""The link to a draft in a process of its own.
+"""The link to a draft in its own process.
 
-Invariant: the target never waits longer than the timeout, whatever the draft does. A late draft is left alone until it
-has caught up, a dead one is started again in the background; either then knows no row, and is_fresh() says so once.
+Invariant: the target never waits longer than the timeout. A late draft gets no messages until it has caught up; a dead
+one is restarted in the background. Both have lost their rows then, and is_fresh() reports it once.
 
     starting --ready--> in step --late--> behind --caught up--> fresh --introduced--> in step
         ^                  |                |
@@ -29,25 +29,25 @@ WORKER = (sys.executable, "-P", "-m", "saguaro.link.worker")
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """How long a draft is waited for; all in seconds."""
+    """Time limits for a draft, in seconds."""
 
     behind: float = 20.0
-    """Longest that a late draft may neither send nor take a byte (at least ten timeouts); then it is killed."""
+    """A late draft is killed after this time without a byte in either direction (at least ten timeouts)."""
     loading: float = 1800.0
-    """The same for one that is starting."""
+    """The same for a draft that is starting."""
     pauses: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-    """Before the first restart, the second, ...; the last is for all that follow."""
+    """Pauses before the first restart, the second, ...; the last value is used for all later ones."""
     settled: float = 10.0
-    """A draft that has answered for so long starts with the first pause again."""
+    """A draft that has replied for this long resets the pauses."""
     lull: float = 0.005
-    """Longest wait in a round for the rest of a late reply that is on its way."""
+    """Maximum wait per round for the rest of a late reply that is arriving."""
 
 
 PATIENCE = Timeouts()
 
 
 class Process:
-    """Asks a draft in another process. For one thread."""
+    """Talks to a draft in another process. Not thread-safe."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class Process:
         worker: Sequence[str] = WORKER,
         patience: Timeouts = PATIENCE,
     ) -> None:
-        """Start the draft, and return at once; it gets these cores (None: any) and threads."""
+        """Start the draft without waiting for it. It gets these cores (None: any) and threads."""
         self.n_starts = self.n_deaths = self.n_late = 0
-        self.failure: str | None = None  # why the last draft died, until the next is ready
+        self.failure: str | None = None  # why the last draft died; None once the next is ready
         self.timeout = timeout  # seconds
         self._config, self._limits, self.patience = config, WireLimits.of(config), patience
         self._command, self._threads, self._cores = worker, threads, cores
@@ -75,17 +75,17 @@ class Process:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the draft is loaded and owes no answer, as far as was last seen."""
+        """Whether the draft was loaded and owed no reply when last polled."""
         child = self._child
         return child is not None and not child.is_buried and child.is_ready and not child.is_behind
 
     @property
     def pid(self) -> int | None:
-        """The draft's process; None while there is none."""
+        """The draft's process id; None if it is not running."""
         return None if self._child is None else self._child.pid
 
     def wait_ready(self, seconds: float) -> None:
-        """Wait until the draft is loaded. DraftError: it cannot be, or not within these seconds."""
+        """Wait until the draft is loaded. Raises DraftError if it fails or takes longer."""
         deadline = now() + seconds
         while not self.is_ready:
             if self.failure is not None:
@@ -100,7 +100,7 @@ class Process:
             self._poll()
 
     def is_fresh(self) -> bool:
-        """Whether the draft is there and knows no row; asked once, it counts on the rows being introduced."""
+        """Whether the draft runs and has no rows. After True, the caller must introduce all rows."""
         self._poll()
         if self._is_in_step or not self.is_ready:
             return False
@@ -109,26 +109,26 @@ class Process:
         return True
 
     def admit(self, rows: Sequence[Joined]) -> None:
-        """Introduce these rows in the next turn."""
+        """Introduce these rows with the next message."""
         if self._is_in_step:
             self._joined.update({row.slot: row for row in rows})
             self._known.update(row.slot for row in rows)
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Tell in the next turn that these rows left."""
+        """Report with the next message that these rows left."""
         if self._is_in_step:
             self._joined = {slot: row for slot, row in self._joined.items() if slot not in slots}
             self._left = list(dict.fromkeys([*self._left, *slots]))
             self._known.difference_update(slots)
 
     def speculate(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
-        """Ask the draft; empty if it is not there or does not answer in time."""
+        """Ask the draft. Returns an empty speculation if it is not running or late."""
         child = self._child
         if not self._is_in_step or child is None:
             return Speculation.empty(len(slots))
-        self._is_in_step = False  # until it has answered: an interrupt must not leave it believed to be in step
+        self._is_in_step = False  # until the reply: after an interrupt the state is unknown
         asked = [slot for slot, n in zip(slots, room, strict=True) if n]
-        if not self._known.issuperset(asked):  # an interrupt came between is_fresh and the introduction
+        if not self._known.issuperset(asked):  # interrupted between is_fresh and the introduction
             return Speculation.empty(len(slots))
         turn = DraftRequest(self._is_afresh, self._left, tuple(self._joined.values()), outcome, slots, room)
         spec = self._ask(child, turn)
@@ -139,7 +139,7 @@ class Process:
         return spec
 
     def overlap(self) -> None:
-        """The draft prepares by itself, as soon as it has answered."""
+        """Nothing to do: the draft prepares after its reply."""
 
     def close(self) -> None:
         """End the draft's process."""
@@ -149,7 +149,7 @@ class Process:
             child.close()
 
     def _ask(self, child: Child, turn: DraftRequest) -> Speculation | None:
-        """One turn and its answer; None: late or dead."""
+        """Send one request and wait for the reply; None: late or dead."""
         channel, deadline = child.channel, now() + self.timeout
         try:
             channel.post(MessageKind.TURN, channel.posted + 1, encode_request(turn))
@@ -166,7 +166,7 @@ class Process:
         return spec
 
     def _poll(self) -> None:
-        """See what happened to the draft, and do what can be done about it without waiting."""
+        """Check the state of the draft, and restart or reap it if needed, without blocking."""
         child = self._child
         if self._is_closed:
             return
@@ -183,7 +183,7 @@ class Process:
             child.close()
 
     def _listen(self, child: Child) -> None:
-        """Send and take what can be, for a draft that is starting or behind; otherwise nothing should come."""
+        """Send and receive while a draft is starting or behind; at other times no message is expected."""
         channel, was_ready = child.channel, child.is_ready
         deadline = now() + self.patience.lull
         while (message := channel.exchange()) is None and channel.is_midway and channel.wait(deadline):
@@ -210,7 +210,7 @@ class Process:
             self._mourn(f"no process can be started: {e}", is_settled=False)
 
     def _lose(self, child: Child, why: Exception) -> None:
-        """Nothing more from this one; a process that seems to end by itself is left a moment to do so."""
+        """Give up this draft. A process that seems to exit by itself gets a grace period."""
         self._is_in_step = False
         if isinstance(why, WireError):
             child.bury(str(why))
@@ -218,7 +218,7 @@ class Process:
             child.bury(str(why) if isinstance(why, DraftError) else None, GRACE)
 
     def _mourn(self, why: str, is_settled: bool) -> None:
-        """Count a death, and say when the next draft is to be started."""
+        """Count a death and schedule the restart."""
         self.n_deaths += 1
         self.failure = why
         pauses = self.patience.pauses
@@ -228,7 +228,7 @@ class Process:
 
 
 def _check(message: Message, posted: int) -> None:
-    """The answer to the last message posted: ready to the first, a reply to the others."""
+    """Check that this answers the last message: READY to the first, REPLY to the others."""
     if message.kind is MessageKind.FAILED:
         raise DraftError(decode_text(message.body))
     wanted = MessageKind.READY if posted == 1 else MessageKind.REPLY

@@ -1,9 +1,9 @@
-"""What a target and its draft say to each other: the bodies of messages, in fixed layouts.
+"""The bodies of the messages between target and draft, in fixed layouts.
 
-Invariant: whatever bytes arrive, decoding gives something within the limits or raises WireError, and nothing else.
+Invariant: for any bytes, decoding returns values within the limits or raises WireError.
 
-A body is whole numbers and floats of 8 bytes each, so that every array can be used where it lies; q, or the words of
-grammars, come last.
+A body consists of 8-byte integers and floats, so that every array is aligned and used without a copy. q, or the JSON
+of grammars, comes last.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ _INT, _FLOAT = np.dtype("<i8"), np.dtype("<f8")
 _WHOLE = ("slot", "seed", "n_prompt", "n_tokens", "n_bias", "n_words", "top_k", "prepare")
 _RULES = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _ROW = np.dtype([(name, _INT) for name in _WHOLE] + [(name, _FLOAT) for name in _RULES])
-_Q = {0: None, 4: np.dtype("<f4"), 8: np.dtype("<f8")}  # by the number that stands for it: bytes of a probability
+_Q = {0: None, 4: np.dtype("<f4"), 8: np.dtype("<f8")}  # by the code in the message: bytes of a probability
 
 
 @dataclass(frozen=True)
 class WireLimits:
-    """What numbers in a message may be."""
+    """Limits of the numbers in a message."""
 
     n_vocab: int
     n_text: int
@@ -42,25 +42,25 @@ class WireLimits:
 
     @staticmethod
     def of(config: DraftConfig) -> "WireLimits":
-        """Those of a draft."""
+        """The limits for a draft's settings."""
         return WireLimits(config.n_vocab, config.n_text, config.lookahead, config.max_rows)
 
     @property
     def n_turn(self) -> int:
-        """Most bytes of a turn."""
+        """Maximum size of a request, in bytes."""
         return 8 * (8 + self.max_rows * (8 + 3 * MAX_TEXT)) + self.max_rows * (_ROW.itemsize + MAX_WORDS)
 
     @property
     def n_reply(self) -> int:
-        """Most bytes of a reply, or of a failure in its place."""
+        """Maximum size of a reply, or of an error message in its place."""
         return max(MAX_WORDS, 8 * (9 + self.max_rows * (2 + self.lookahead * (1 + self.n_vocab))))
 
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """What the target says: who left, who joined, what was decided, and for whom it wants a speculation."""
+    """A message to the draft: rows that left, rows that joined, the outcome, and the rows to draft for."""
 
-    is_afresh: bool = False  # whatever was known before is to be forgotten
+    is_afresh: bool = False  # drop all earlier rows first
     left: Sequence[int] = ()
     joined: Sequence[Joined] = ()
     outcome: Outcome = field(default_factory=Outcome.nothing)
@@ -69,22 +69,22 @@ class DraftRequest:
 
 
 def encode_text(text: str) -> list[memoryview]:
-    """The message of a failure."""
+    """Encode an error message."""
     return [memoryview(text.encode(errors="replace")[:MAX_WORDS])]
 
 
 def decode_text(body: Array) -> str:
-    """The message of a failure; one cut off in the middle of a letter can still be read."""
+    """Decode an error message, even if it was cut within a character."""
     return body.tobytes().decode(errors="replace")
 
 
 def encode_settings(config: DraftConfig) -> list[memoryview]:
-    """How a draft is built, as JSON."""
+    """Encode a draft's settings as JSON."""
     return [memoryview(json.dumps(dataclasses.asdict(config)).encode())]
 
 
 def decode_settings(body: Array) -> DraftConfig:
-    """How a draft is built."""
+    """Decode a draft's settings."""
     try:
         config = build(DraftConfig, **json.loads(body.tobytes()))
     except (ValueError, TypeError, RecursionError, ConfigError) as e:
@@ -97,7 +97,7 @@ def decode_settings(body: Array) -> DraftConfig:
 
 
 def encode_request(turn: DraftRequest) -> list[memoryview]:
-    """A turn's body: counts, left, rows, their texts and biases, outcome, slots, room, the words of grammars."""
+    """Encode a request: counts, left, rows, their texts and biases, outcome, slots, room, grammars."""
     rows = np.empty(len(turn.joined), _ROW)
     texts: list[int] = []
     biased: list[int] = []
@@ -105,7 +105,7 @@ def encode_request(turn: DraftRequest) -> list[memoryview]:
     words: list[bytes] = []
     for at, row in enumerate(turn.joined):
         p = row.params
-        top_k = min(p.top_k, 2**31)  # beyond any vocabulary, whatever was asked for
+        top_k = min(p.top_k, 2**31)  # larger than any vocabulary
         words.append(_words(p.structured))
         sizes = (row.n_prompt, len(row.tokens), len(p.logit_bias), len(words[-1]))
         whole = (row.slot, row.seed, *sizes, top_k, p.prepare)
@@ -121,7 +121,7 @@ def encode_request(turn: DraftRequest) -> list[memoryview]:
 
 
 def decode_request(body: Array, limits: WireLimits) -> DraftRequest:
-    """A turn in which every number is one that a target with these limits can say."""
+    """Decode a request and check every number against the limits."""
     reader = _Reader(body)
     counts = reader.ints(7, "counts", 0, limits.max_rows * MAX_TEXT)
     afresh, n_left, n_joined, n_texts, n_biases, n_decided, n_slots = counts.tolist()
@@ -149,7 +149,7 @@ def decode_request(body: Array, limits: WireLimits) -> DraftRequest:
 
 
 def encode_reply(spec: Speculation) -> list[memoryview]:
-    """A reply's body: counts, times, tokens, lengths, sources, and q as it lies in memory."""
+    """Encode a reply: counts, times, tokens, lengths, sources, and q without conversion."""
     n_rows, n_nodes = spec.tokens.shape
     q = None if spec.q is None else _q(spec.q)
     is_prepared = spec.times is not None and spec.times.is_prepared
@@ -163,7 +163,7 @@ def encode_reply(spec: Speculation) -> list[memoryview]:
 
 
 def decode_reply(body: Array, n_asked: int, limits: WireLimits) -> Speculation:
-    """A speculation for as many rows as were asked for; it shares the body's memory."""
+    """Decode a speculation for n_asked rows. It shares the body's memory."""
     reader = _Reader(body)
     n_rows, n_nodes, q_kind, is_timed, is_prepared = reader.ints(5, "counts", 0, 2**31).tolist()
     if n_rows != n_asked or n_nodes > limits.lookahead or q_kind not in _Q:
@@ -188,7 +188,7 @@ def decode_reply(body: Array, n_asked: int, limits: WireLimits) -> Speculation:
 
 
 class _Reader:
-    """Takes arrays off a body, one after the other, and never more than there is."""
+    """Reads consecutive arrays from a body, with bounds checks."""
 
     def __init__(self, body: Array) -> None:
         self._body, self._at = body, 0
@@ -202,28 +202,28 @@ class _Reader:
         return self._body[self._at - n_bytes : self._at].view(dtype)
 
     def ints(self, n: int, name: str, low: int, high: int) -> Array:
-        """The next n whole numbers, every one of them within low..high."""
+        """The next n integers, each within low..high."""
         array = self.take(_INT, n).astype(np.int64, copy=False)
-        few = array.tolist() if n < 100 else [int(array.min()), int(array.max())]  # numpy is slow with few numbers
+        few = array.tolist() if n < 100 else [int(array.min()), int(array.max())]  # numpy is slow for small arrays
         if few and (min(few) < low or max(few) > high):
             raise WireError(f"{name} from {min(few)} to {max(few)}; they must be within {low}..{high}")
         return array
 
     def end(self) -> None:
-        """Nothing is left over."""
+        """Check that the whole body was read."""
         if self._at != len(self._body):
             raise WireError(f"a body of {len(self._body)} bytes says all it has to say in {self._at}")
 
 
 def _words(structured: Structured | None) -> bytes:
-    """A grammar as JSON; nothing where there is none."""
+    """A grammar as JSON; empty if there is none."""
     if structured is None:
         return b""
     return json.dumps({structured.kind: getattr(structured, structured.kind)}, ensure_ascii=False).encode()
 
 
 def _structured(reader: _Reader, n: int) -> Structured | None:
-    """The grammar of the next n bytes."""
+    """Decode a grammar of n bytes."""
     if not 0 <= n <= MAX_WORDS:
         raise WireError(f"a grammar of {n} bytes, of at most {MAX_WORDS}")
     words = reader.take(np.dtype(np.uint8), n).tobytes()
@@ -241,7 +241,7 @@ def _joined(
     wishes: list[Structured | None],
     limits: WireLimits,
 ) -> list[Joined]:
-    """The rows that joined, each with its share of the texts and biases, and its grammar."""
+    """Build the rows that joined, each with its part of the texts and biases, and its grammar."""
     out: list[Joined] = []
     token = bias = 0
     for row, structured in zip(rows, wishes, strict=True):
@@ -279,7 +279,7 @@ def _array(tensor: Tensor) -> Array:
 
 
 def _q(q: Tensor) -> Array:
-    """What can be sent of q as it is; half floats are exact in single."""
+    """q as little-endian float32 or float64; half precision is converted exactly."""
     plain = q if q.dtype in (torch.float32, torch.float64) else q.float()
     array: Array = plain.detach().cpu().contiguous().numpy()
     return array.astype(array.dtype.newbyteorder("<"), copy=False)

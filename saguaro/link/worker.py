@@ -1,9 +1,9 @@
-"""The draft's process: python -m saguaro.link.worker LINK LIFE PARENT THREADS CORES, as a link starts it.
+"""The draft process: python -m saguaro.link.worker LINK LIFE PARENT THREADS CORES. Started by link.child.
 
 Invariant: it ends as soon as its parent does, even while a model loads or a draft step runs.
 
-LINK and LIFE are descriptors of sockets, PARENT is a process number, CORES is a list such as 0,1 or nothing. Only the
-standard library is imported before the life line is watched and the cores are set, for torch takes seconds to load.
+LINK and LIFE are socket descriptors, PARENT is a process id, CORES is a list such as 0,1 or empty. Only the standard
+library is imported before the life line is watched and the cores are set, because torch takes seconds to load.
 """
 
 import os
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 
 class Side(Protocol):
-    """The draft's side of a round (saguaro.round.DraftSide, or a stand-in)."""
+    """The draft side of a round (saguaro.round.DraftSide, or a test double)."""
 
     def admit(self, joined: "Sequence[Joined]", /) -> None:
-        """Learn these rows."""
+        """Add these rows."""
 
     def retire(self, slots: Sequence[int], /) -> None:
-        """Forget these rows."""
+        """Drop these rows."""
 
     def respond(self, outcome: "Outcome", slots: Sequence[int], room: Sequence[int], /) -> "Speculation":
-        """Commit the outcome and propose."""
+        """Commit the outcome and propose tokens."""
 
     def prepare(self, is_late: Callable[[], bool], /) -> None:
-        """Prepare the next speculations until done, or until it is late."""
+        """Prepare the next speculations; stop when is_late() is true."""
 
 
 def main(arguments: Sequence[str], build_side: "Callable[[DraftConfig], Side]") -> NoReturn:
-    """Be the draft until the other end closes."""
+    """Run the draft until the other end closes."""
     link, life = (socket.socket(fileno=int(number)) for number in arguments[:2])
     for one in (link, life):
-        one.set_inheritable(False)  # whoever this process starts must not keep them open
+        one.set_inheritable(False)  # child processes must not keep them open
     parent, threads, cores = int(arguments[2]), int(arguments[3]), arguments[4]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process as it sees fit
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which ends this process
     threading.Thread(target=_end_with, args=(life, parent), daemon=True).start()
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
@@ -55,11 +55,11 @@ def main(arguments: Sequence[str], build_side: "Callable[[DraftConfig], Side]") 
     torch.set_num_threads(threads)
     status = serve(link, build_side)
     sys.stdout.flush()
-    os._exit(status)  # the interpreter's own way out takes torch half a second
+    os._exit(status)  # a normal interpreter exit takes torch half a second
 
 
 def serve(link: socket.socket, build_side: "Callable[[DraftConfig], Side]") -> int:
-    """Build the draft's side and answer turns until the other end closes; the exit status."""
+    """Build the draft side and answer requests until the other end closes. Returns the exit status."""
     from saguaro.errors import SaguaroError
     from saguaro.link.channel import Channel
     from saguaro.link.frame import MessageKind, WireError
@@ -72,9 +72,9 @@ def serve(link: socket.socket, build_side: "Callable[[DraftConfig], Side]") -> i
         return 0  # the other end is gone
     except WireError:
         traceback.print_exc()
-        return 1  # who cannot be understood is not answered
+        return 1  # do not reply to an invalid message
     except Exception as e:
-        traceback.print_exc()  # the link shows it if the message does not get through
+        traceback.print_exc()  # the link shows this output if the message is lost
         text = str(e) if isinstance(e, SaguaroError) else f"{type(e).__name__}: {e}"
         _send(channel, MessageKind.FAILED, encode_text(text))
         return 1
@@ -82,7 +82,7 @@ def serve(link: socket.socket, build_side: "Callable[[DraftConfig], Side]") -> i
 
 
 def _answer(channel: "Channel", build_side: "Callable[[DraftConfig], Side]") -> None:
-    """Settings first, then turns for ever: respond, and prepare while the target verifies."""
+    """Read the settings, then loop: respond, and prepare while the target verifies."""
     from saguaro.link.frame import MessageKind
     from saguaro.link.wire import WireLimits, decode_request, decode_settings, encode_reply
 
@@ -101,7 +101,7 @@ def _answer(channel: "Channel", build_side: "Callable[[DraftConfig], Side]") -> 
 
 
 def _introduce(side: Side, turn: "DraftRequest", known: set[int]) -> None:
-    """Who left and who joined; whoever joins in place of another makes it leave."""
+    """Drop rows that left or whose slot is reused, then add the new rows."""
     joining = {row.slot for row in turn.joined}
     leaving = (known if turn.is_afresh else known & joining) | set(turn.left)
     side.retire(sorted(leaving))
@@ -111,7 +111,7 @@ def _introduce(side: Side, turn: "DraftRequest", known: set[int]) -> None:
 
 
 def _next(channel: "Channel", kind: "MessageKind") -> "Message":
-    """Wait for the next message, which is of this kind and in order."""
+    """Wait for the next message, and check its kind and number."""
     from saguaro.link.frame import WireError
 
     before = channel.received
@@ -124,14 +124,14 @@ def _next(channel: "Channel", kind: "MessageKind") -> "Message":
 
 
 def _send(channel: "Channel", kind: "MessageKind", parts: Sequence[memoryview]) -> None:
-    """Answer the last message."""
+    """Reply to the last message."""
     channel.post(kind, channel.received, parts)
     while not channel.flush():
         channel.wait(None)
 
 
 def _end_with(life: socket.socket, parent: int) -> None:
-    """Wait until the life line is cut, or until the parent is another: a fork of it may still hold the line."""
+    """Exit when the life line closes or the parent changes; a fork of the parent may keep the line open."""
     poll = select.poll()
     poll.register(life, select.POLLIN)
     while not poll.poll(1000) and os.getppid() == parent:

@@ -1,4 +1,4 @@
-"""One method of a comparison, what it has shown, and the table of all of them."""
+"""One method of a comparison, its results, and the table of all methods."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,17 +19,17 @@ P = ParamSpec("P")
 
 @dataclass
 class Candidate:
-    """One method and what it has shown so far."""
+    """One method and its results so far."""
 
-    name: str  # of a method, perhaps with :K and :M, or of a peer; perhaps with @ and the cores it runs on
-    llm: LLM | None  # None: the peer
-    is_comparable: bool  # token for token with ar; else only by its law
+    name: str  # a method, optionally with :K and :M, or a peer; optionally with @ and a number of cores
+    llm: LLM | None  # None: a peer
+    is_comparable: bool  # whether its tokens must equal ar's; otherwise only the distribution is the same
     summary: Summary | None = None
     outputs: list[list[int]] = field(default_factory=list)
     seconds: float = 0.0
 
     def run(self, generate: Callable[P, list[list[int]]], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Time a call that generates, and keep what it gave: tokens, output by output."""
+        """Time a call that generates, and add its output tokens."""
         with placement(self.name):
             began = time.perf_counter()
             outputs = generate(*args, **kwargs)
@@ -37,7 +37,7 @@ class Candidate:
         self.outputs += outputs
 
     def watch(self) -> None:
-        """Begin to count rounds."""
+        """Start counting rounds."""
         assert self.llm is not None
         self.summary = Summary()
         self.llm.engine.round.observers.append(self.summary.add)
@@ -49,18 +49,18 @@ class Candidate:
 
     @property
     def tok_s(self) -> float:
-        """Tokens per second of generating, all requests together."""
+        """Tokens per second, over all requests."""
         return self.n_tokens / self.seconds if self.seconds else 0.0
 
 
 def results(entrants: Sequence[Candidate]) -> list[dict[str, Any]]:
-    """What each entrant has shown, for tables and JSON; null is what does not apply to it. The first is an ar."""
+    """The results of each entry, for tables and JSON; null if not applicable. The first entry is an ar."""
     sd = next((entrant for entrant in entrants if method_of(entrant.name) == "sd"), None)
     return [_result(entrant, entrants[0], sd) for entrant in entrants]
 
 
 def method_of(name: str) -> str:
-    """The method, or the peer, of an entrant's name.
+    """The method or peer in an entry's name.
 
     >>> method_of("ar@1"), method_of("ssd:4:8")
     ('ar', 'ssd')
@@ -69,7 +69,7 @@ def method_of(name: str) -> str:
 
 
 def sizes_of(name: str) -> dict[str, Any]:
-    """What an entrant's name says of lookahead and budget.
+    """The lookahead and budget in an entry's name.
 
     >>> sizes_of("ssd:2:16@1"), sizes_of("sd:3"), sizes_of("sd")
     ({'lookahead': 2, 'budget': 16}, {'lookahead': 3}, {})
@@ -83,7 +83,7 @@ def sizes_of(name: str) -> dict[str, Any]:
 
 
 def cores_of(name: str) -> int | None:
-    """How many cores an entrant's name gives it; None: all there are.
+    """The number of cores in an entry's name; None: all.
 
     >>> cores_of("ar@1"), cores_of("ssd")
     (1, None)
@@ -98,13 +98,13 @@ def cores_of(name: str) -> int | None:
 
 
 def placement(name: str) -> Affinity:
-    """The cores and threads of an entrant."""
+    """The CPU affinity of an entry."""
     n = cores_of(name)
     return Affinity() if n is None else Affinity(frozenset(usable_cores()[:n]), n)
 
 
 def first_difference(entrant: Candidate, ar: Candidate) -> tuple[int, int] | None:
-    """The first prompt and place in its output where an entrant differs from ar."""
+    """The first prompt, and the position in its output, at which an entry differs from ar."""
     for prompt, (own, other) in enumerate(zip(entrant.outputs, ar.outputs, strict=True)):
         if own != other:
             shared = (at for at, (a, b) in enumerate(zip(own, other, strict=False)) if a != b)
@@ -113,7 +113,7 @@ def first_difference(entrant: Candidate, ar: Candidate) -> tuple[int, int] | Non
 
 
 def verdict(entrants: Sequence[Candidate]) -> int:
-    """Say whether all gave the tokens of ar; the exit status: 1 if one of ours did not though it must."""
+    """Print whether all outputs equal ar's. Returns the exit status: 1 if a method differs that must not."""
     ar, status = entrants[0], 0
     for entrant in entrants:
         place = first_difference(entrant, ar) if entrant.is_comparable else None
@@ -155,7 +155,7 @@ def _result(entrant: Candidate, ar: Candidate, sd: Candidate | None) -> dict[str
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Results as people read them; "law": the tokens follow the target's law, with noise of their own."""
+    """Format results as a table; "law": the tokens have the target's distribution, with their own noise."""
     grid = Table(box=box.SIMPLE_HEAD, padding=0)
     columns = {
         "tok/s": ("tok_s", "{:.1f}"),

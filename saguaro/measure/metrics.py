@@ -1,21 +1,21 @@
-"""What the rounds of an engine amount to, and a file of them. Both observe: `engine.round.observers.append(...)`.
+"""Statistics of an engine's rounds, and a file of rounds. Both are observers: `engine.round.observers.append(...)`.
 
-Definitions, one for each word. A row-round is one request in one round that gave it tokens.
+Definitions. A row-round is one request in one round that gave it tokens.
 
     tokens per round    tokens / row-rounds; the round that reads the end of a prompt is one, with nothing speculated
     acceptance          speculated tokens accepted / verified
     ... by position     P(token i accepted | it was verified and all before it were accepted)
-    hit rate            row-rounds whose speculation came from the cache / row-rounds in question: those with room for a
-                        speculation, of a request that had a round before, whose outcome could have been foreseen, in
-                        rounds for which something was prepared, for requests that are prepared for
-    prepared            rounds for which something was prepared / rounds in which somebody drafts
-    after primary       the same where the request's speculation before was itself a hit; after backup: where not
-    by k                the same by how many tokens the outcome before had accepted
-    hidden              the draft's working time (preparing, responding) in which the target was verifying
+    hit rate            row-rounds whose speculation came from the cache / eligible row-rounds: those with room for a
+                        speculation, of a request that had a round before (so that its outcome could be prepared),
+                        in rounds with preparation, for requests that allow preparation
+    prepared            rounds with preparation / rounds with a draft
+    after primary       hit rate if the request's previous speculation was a hit; after backup: if it was a miss
+    by k                hit rate by the number of tokens accepted in the previous outcome
+    hidden              the draft's working time (preparing, responding) while the target was verifying
     exposed             the rest of the draft's working time
-    round               wait for the draft + verify + overlap (drafting in the target's own thread) + rest: what lies
-                        between two rounds that have a request in common; where a device verifies, verify is the time
-                        it took, overlap is part of that, and rest is all else: the host's time
+    round               wait for the draft + verify + overlap (drafting in the target's own thread) + rest: the time
+                        between two rounds that have a request in common; if a device verifies, verify is its time,
+                        overlap is part of that, and rest is everything else: the host's time
 
 Invariant: memory does not grow with the number of rounds or requests.
 """
@@ -30,46 +30,46 @@ from typing import Any
 from saguaro.errors import ConfigError
 from saguaro.types import SOURCES, Interval, RoundEvent, RowEvent
 
-MAX_REQUESTS = 4096  # whose last outcome is remembered; whoever was not seen for longest is forgotten first
+MAX_REQUESTS = 4096  # whose last outcome is kept; the least recently seen are dropped first
 MAX_VERIFYING = 16  # intervals in which the target verified: those of the last 8 rounds
 
 
 @dataclass
 class Rate:
-    """How often something happened of how often it could have."""
+    """How often an event happened, out of all cases."""
 
     n: int = 0
     of: int = 0
 
     def count(self, happened: bool) -> None:
-        """Count one occasion."""
+        """Count one case."""
         self.n += happened
         self.of += 1
 
     @property
     def value(self) -> float | None:
-        """The share; None without an occasion."""
+        """The rate; None without cases."""
         return self.n / self.of if self.of else None
 
 
 class Summary:
-    """Figures of all rounds so far. All times are seconds."""
+    """Statistics of all rounds so far. All times are in seconds."""
 
     def __init__(self) -> None:
         self.n_rounds = self.n_row_rounds = self.n_tokens = 0
-        self.is_drafted = False  # whether anybody was asked for speculations
+        self.is_drafted = False  # whether there is a draft
         self.accepted = Rate()  # speculated tokens
         self.by_position: list[Rate] = []
         self.prepared = Rate()  # rounds
         self.hits, self.hits_after_primary, self.hits_after_backup = Rate(), Rate(), Rate()
         self.hits_by_k: dict[int, Rate] = {}
         self.by_source = dict.fromkeys(SOURCES, 0)  # row-rounds
-        self.busy_s = self.hidden_s = 0.0  # the draft's
+        self.busy_s = self.hidden_s = 0.0  # of the draft
         self.wait_s = self.verify_s = self.overlap_s = self.rest_s = 0.0
-        self._before: OrderedDict[str, RowEvent] = OrderedDict()  # the last row-round of each request
+        self._before: OrderedDict[str, RowEvent] = OrderedDict()  # the previous row-round of each request
         self._verifying: deque[Interval] = deque(maxlen=MAX_VERIFYING)
-        self._counted_until = float("-inf")  # the draft's time before this is counted
-        self._ended, self._together = 0.0, frozenset[str]()  # the last round: its end, its requests
+        self._counted_until = float("-inf")  # draft time before this is already counted
+        self._ended, self._together = 0.0, frozenset[str]()  # the last round: its end and its requests
 
     def add(self, event: RoundEvent) -> None:
         """Count a round."""
@@ -85,31 +85,31 @@ class Summary:
 
     @property
     def tokens_per_round(self) -> float | None:
-        """Tokens of a row-round."""
+        """Tokens per row-round."""
         return self.n_tokens / self.n_row_rounds if self.n_row_rounds else None
 
     @property
     def acceptance(self) -> float | None:
-        """Share of the verified tokens; None where nothing was speculated."""
+        """Accepted share of the verified tokens; None without speculation."""
         return self.accepted.value
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the row-rounds in question; None where nobody drafts, or nothing is prepared."""
+        """Hits per eligible row-round; None without a draft or preparation."""
         return self.hits.value if self.is_drafted else None
 
     @property
     def exposed_s(self) -> float:
-        """The draft's working time during which the target did not verify."""
+        """The draft's working time while the target did not verify."""
         return self.busy_s - self.hidden_s
 
     @property
     def hidden_share(self) -> float | None:
-        """Share of the draft's working time; None where it did not work."""
+        """Hidden share of the draft's working time; None if it did not work."""
         return self.hidden_s / self.busy_s if self.busy_s else None
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures, for JSON; what has no occasion is null, times are milliseconds per round."""
+        """All statistics, for JSON. Values without cases are null; times are milliseconds per round."""
         per_round = 1e3 / max(self.n_rounds, 1)
         return {
             "rounds": self.n_rounds,
@@ -178,7 +178,7 @@ class Summary:
             after = self.hits_after_primary if _is_hit(before) else self.hits_after_backup
             for rate in (self.hits, after, self.hits_by_k.setdefault(before.k, Rate())):
                 rate.count(_is_hit(row))
-        if row.n_tokens > row.k:  # else the request has ended, and another may take its name
+        if row.n_tokens > row.k:  # otherwise the request has ended, and its id may be reused
             self._before[row.request] = row
         if len(self._before) > MAX_REQUESTS:
             self._before.popitem(last=False)
@@ -192,13 +192,13 @@ class Summary:
             self.verify_s += _length(event.verify)
             self.rest_s += max(0.0, event.collect[1] - event.launch[0] - _length(event.verify))
         requests = frozenset(row.request for row in event.rows)
-        if requests & self._together:  # else nobody waited in between: the engine was idle
+        if requests & self._together:  # otherwise the engine was idle in between
             self.rest_s += max(0.0, event.speculate[0] - self._ended)
         self._ended, self._together = event.collect[1], requests
         self._verifying += (event.launch, event.collect) if event.verify is None else (event.verify,)
 
     def _add_draft(self, interval: Interval) -> None:
-        """Count working time once, though a draft that prepared nothing new tells of the same interval again."""
+        """Count working time once: a draft that prepared nothing new reports the same interval again."""
         start, end = max(interval[0], self._counted_until), interval[1]
         if end > start:
             self.busy_s += end - start
@@ -209,7 +209,7 @@ class Summary:
 class Recorder:
     """Writes one JSON object per round: the fields of RoundEvent. An observer, and a context that closes the file.
 
-    Rounds are not broken off by a full disk: what went wrong with the file is raised when it is closed.
+    A full disk does not interrupt rounds: errors of the file are raised when it is closed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -220,7 +220,7 @@ class Recorder:
         self._file.write(json.dumps(asdict(event)) + "\n")
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Flush and close the file."""
         self._file.close()
 
     def __enter__(self) -> "Recorder":
@@ -231,7 +231,7 @@ class Recorder:
 
 
 class OutputFile:
-    """A text file that is opened at once, and that tells when it is closed what went wrong in between."""
+    """A text file that is opened immediately. Write errors are raised on close."""
 
     def __init__(self, path: Path, keep: bool = False) -> None:
         self._path = path
@@ -242,7 +242,7 @@ class OutputFile:
             raise self._explained(e) from e
 
     def write(self, text: str) -> None:
-        """Write, unless that failed before."""
+        """Write, unless an earlier write failed."""
         if self._error is None:
             try:
                 self._file.write(text)
@@ -250,7 +250,7 @@ class OutputFile:
                 self._error = e
 
     def close(self) -> None:
-        """Close the file; raises what went wrong since it was opened."""
+        """Close the file. Raises the first error since it was opened."""
         try:
             self._file.close()
         except OSError as e:
@@ -271,7 +271,7 @@ def _length(interval: Interval) -> float:
 
 
 def _common(one: Interval, other: Interval) -> float:
-    """Seconds two intervals have in common.
+    """Length of the overlap of two intervals, in seconds.
 
     >>> _common((0.0, 2.0), (1.5, 3.0)), _common((0.0, 1.0), (1.0, 2.0))
     (0.5, 0.0)

@@ -38,7 +38,7 @@ class Peer:
     def generate_batch(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
         """Continue prompts together, padded on the left to the longest; each output ends with its end of text, if any.
 
-        Sampling is reproducible by the seed, and its law is ours; the noise is not.
+        Sampling is reproducible by the seed and has our distribution, but not our noise.
         """
         if params.seed is not None:
             torch.manual_seed(params.seed)
@@ -81,7 +81,7 @@ class LlamaCpp:
         self.model: Any = llama_cpp.Llama(str(path), n_ctx=n_context, verbose=False, **threads)
 
     def generate(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-        """Continue prompts one after the other; each output ends with its end of text, if any."""
+        """Continue prompts one by one; each output ends with its end of text, if any."""
         return [self._one(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
 
     def _one(self, prompt: list[int], params: SamplingParams) -> list[int]:
@@ -108,7 +108,7 @@ def _llama_cpp() -> Any:
 
 
 def gguf_of(path: Path) -> Path:
-    """The .gguf file of a model: itself, or the one that the default model's folder was made of."""
+    """The .gguf file of a model: the file itself, or the one that the default model's folder was converted from."""
     found = path if path.suffix == ".gguf" else path.parent / GGUF_NAME
     if path.suffix != ".gguf" and path.name != DEFAULT:
         raise ConfigError(f"model is {str(path)!r}; {LLAMA} reads a .gguf file: give one, or no {LLAMA}")
@@ -116,10 +116,10 @@ def gguf_of(path: Path) -> Path:
 
 
 def check_peer(peer: str, model: str | None, params: SamplingParams) -> None:
-    """Raise if a peer is not known, cannot read the model, or does not know a parameter that is set."""
+    """Raise if a peer is unknown, cannot read the model, or does not support a parameter that is set."""
     name = method_of(peer)
     cores_of(peer)
-    if name not in (NAME, LLAMA) or sizes_of(peer):  # a K is ours
+    if name not in (NAME, LLAMA) or sizes_of(peer):  # K applies only to our methods
         raise ConfigError(f"peer is {peer!r}; peers are {NAME} and {LLAMA}")
     if name == LLAMA:
         _llama_cpp()

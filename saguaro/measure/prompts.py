@@ -1,4 +1,4 @@
-"""Prompts: those of files, or ours."""
+"""Prompts from files, or the built-in ones."""
 
 import json
 from collections.abc import Sequence
@@ -34,14 +34,14 @@ OURS = [
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt and the name its answer goes under."""
+    """A prompt and the id of its answer."""
 
     id: Any
     prompt: str
 
 
 def read_prompts(files: Sequence[Path], n: int) -> list[str]:
-    """The first n prompts, taken in turn from each file; without files, ours."""
+    """The first n prompts, taken from the files in turn; without files, the built-in ones."""
     if not files:
         return OURS[:n]
     each = [[asked.prompt for asked in read_prompt_file(path)] for path in files]
@@ -51,7 +51,7 @@ def read_prompts(files: Sequence[Path], n: int) -> list[str]:
 
 
 def read_prompt_file(path: Path) -> list[Asked]:
-    """The prompts of a file: JSON lines with `prompt` and perhaps `id`, or one plain text per line."""
+    """The prompts of a file: JSON lines with `prompt` and optionally `id`, or one plain text per line."""
     try:
         lines = [(n, line) for n, line in enumerate(path.read_text(encoding="utf-8").split("\n")) if line.strip()]
     except OSError as e:

@@ -1,4 +1,4 @@
-"""Rounds as a picture: Chrome's trace format, for chrome://tracing or https://ui.perfetto.dev.
+"""A trace of rounds in Chrome's format, for chrome://tracing or https://ui.perfetto.dev.
 
 target  |------------- round 7 -------------|------- round 8 ...
         |speculate|--launch--|overlap|collect|
@@ -18,17 +18,17 @@ TARGET, DRAFT, DEVICE = 1, 2, 3  # lanes
 
 
 class Trace:
-    """Writes rounds as they are played. An observer, and a context that completes the file."""
+    """Writes each round as it ends. An observer, and a context that completes the file."""
 
     def __init__(self, path: Path) -> None:
         self._file = OutputFile(path)
         self._began: float | None = None
-        self._prepared: Interval | None = None  # the last one drawn; a draft may tell of it again
+        self._prepared: Interval | None = None  # the last interval written; a draft may report it again
         self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         self._file.write(",\n".join(json.dumps(name) for name in _names()))
 
     def __call__(self, event: RoundEvent) -> None:
-        """Write a round's slices; time starts with the first round, or with what the draft had done before it."""
+        """Write a round's slices. Time 0 is the start of the first round, or of the draft's preparation before it."""
         if self._began is None:
             has_prepared = event.draft is not None and event.draft.prepare[1] > event.draft.prepare[0]
             self._began = event.draft.prepare[0] if event.draft and has_prepared else event.speculate[0]
@@ -52,7 +52,7 @@ class Trace:
 
 
 def slices(event: RoundEvent, began: float = 0.0) -> Iterator[dict[str, Any]]:
-    """The slices of a round, in microseconds after `began`: the round, its four parts, what the draft did for it."""
+    """The slices of a round, in microseconds after `began`: the round, its four parts, and the draft's work."""
     rows = {
         "rows": len(event.rows),
         "computed": event.n_computed,
@@ -80,7 +80,7 @@ def _slice(name: str, lane: int, interval: Interval, began: float, args: dict[st
 
 
 def _names() -> list[dict[str, Any]]:
-    """What the viewer calls the process and its lanes."""
+    """The names of the process and its lanes."""
     lanes = [("process_name", TARGET, "saguaro"), ("thread_name", TARGET, "target"), ("thread_name", DRAFT, "draft")]
     lanes.append(("thread_name", DEVICE, "target's device"))
     return [{"name": kind, "ph": "M", "pid": 1, "tid": lane, "args": {"name": name}} for kind, lane, name in lanes]

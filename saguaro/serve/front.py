@@ -1,12 +1,12 @@
-"""The engine behind a thread of its own, for an event loop that must never wait for it.
+"""Runs the engine in its own thread, so that the event loop never waits for it.
 
-Invariant: every ticket gets exactly one last event, Done or Failed, whatever becomes of its request, of the engine or
-of the thread; and what is held for a ticket is bounded.
+Invariant: every ticket gets exactly one last event, Done or Failed, even if its request, the engine or the thread
+fails; and the memory held per ticket is bounded.
 
     event loop                                      the engine's thread
     ticket: is there room? ------- submit --------> add
     events <------- deltas of a step, results ----- step, step, ...
-    closed: done, or nobody listens -- discard ---> its pages are free before the next step
+    closed: done, or client gone ---- discard ----> its pages are free before the next step
 """
 
 import asyncio
@@ -30,30 +30,30 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-JOIN_SECONDS = 5.0  # for the engine's thread to end: a step that hangs must not keep the server from ending
-MAX_BEHIND = 512  # pieces of each output that a reader may be behind
-MAX_BROKEN = 3  # steps in a row that break without ending anybody: then the engine is given up
+JOIN_SECONDS = 5.0  # for the engine's thread to end: a hanging step must not block the shutdown
+MAX_BEHIND = 512  # pieces per output that a reader may be behind
+MAX_BROKEN = 3  # consecutive failed steps that end no request, before the engine is given up
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a round added to one output of one of the prompts."""
+    """The tokens that a round added to one output of one of the prompts."""
 
     prompt: int
     delta: Delta
-    round: tuple[RoundEvent, RowEvent] | None  # None where no round did it: an output that was ended
+    round: tuple[RoundEvent, RowEvent] | None  # None if no round made it: the output was ended
 
 
 @dataclass(frozen=True)
 class Done:
-    """All outputs have ended; a result for each prompt."""
+    """All outputs have ended; one result per prompt."""
 
     results: list[Result]
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Nothing more will come."""
+    """The request failed. No event follows."""
 
     error: SaguaroError
 
@@ -62,34 +62,34 @@ Event = Piece | Done | Failed
 
 
 class Watcher(Protocol):
-    """Sees requests go by, from the engine's thread. Times are seconds."""
+    """Is notified about requests, in the engine's thread. Times are in seconds."""
 
     def joined(self, n_prompt: int) -> None:
-        """A prompt of so many tokens was queued."""
+        """A prompt with this many tokens was queued."""
 
     def grew(self, n_tokens: int, since: float, is_first: bool) -> None:
-        """An output got tokens, so long after its last ones; the first: after the request arrived."""
+        """An output got tokens. since: time since its last tokens, or since arrival for the first."""
 
     def ended(self, reason: str, seconds: float, output: Completion | None) -> None:
-        """An output ended, so long after the request arrived; None: nobody waited for it."""
+        """An output ended, this long after the request arrived; None: it was discarded."""
 
 
 @dataclass
 class _Work:
-    """A ticket as the engine's thread knows it."""
+    """The engine thread's state of a ticket."""
 
     ticket: str
     prompts: Sequence[Sequence[int]]
     params: Sequence[SamplingParams]
     wants_pieces: bool
     arrived: float
-    names: list[str] = field(default_factory=list)  # of its jobs in the engine
+    names: list[str] = field(default_factory=list)  # its request ids in the engine
     results: dict[int, Result] = field(default_factory=dict)
-    open: dict[tuple[int, int], float] = field(default_factory=dict)  # (prompt, output) -> when it last grew
+    open: dict[tuple[int, int], float] = field(default_factory=dict)  # (prompt, output) -> time of its last tokens
 
 
 class Ticket:
-    """One caller's share of the engine. For the event loop."""
+    """One caller's request. Used by the event loop."""
 
     def __init__(self, front: "Front", number: int, n_rows: int, seconds: float | None) -> None:
         self.id, self.n_rows, self.arrived = f"ticket-{number}", n_rows, time.perf_counter()
@@ -102,18 +102,18 @@ class Ticket:
             self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, error)
 
     def submit(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], wants_pieces: bool) -> None:
-        """Have these prompts continued, once; without pieces only the last event comes."""
+        """Submit prompts, once. Without pieces only the last event is sent."""
         assert not self._is_submitted, "a ticket is good for one submission"
         self._is_submitted = True
         if not self._is_over:
             self._front.submit(_Work(self.id, prompts, params, wants_pieces, self.arrived))
 
     async def wait_for(self, work: Awaitable[T]) -> T:
-        """The result of what is done before the submission; raises the ticket's error when that ends first."""
+        """Await work that precedes the submission. Raises the ticket's error if it comes first."""
         return await _unless(self._failed, work)
 
     async def events(self) -> list[Event]:
-        """Wait for news; everything there is. After the last event nothing comes."""
+        """Wait for events and return all of them. None follows the last event."""
         await self._news.wait()
         self._news.clear()
         events = list(self._events)
@@ -121,7 +121,7 @@ class Ticket:
         return events
 
     def put(self, event: Event) -> None:
-        """An event for whoever waits; after the last one they are dropped."""
+        """Add an event. Events after the last one are dropped."""
         if self._is_over:
             return
         limit = MAX_BEHIND * self.n_rows
@@ -136,13 +136,13 @@ class Ticket:
         self._news.set()
 
     def fail(self, error: SaguaroError) -> None:
-        """End it with an error, unless it has ended."""
+        """End the ticket with an error, unless it has ended."""
         if not self._is_over:
             self.put(Failed(error))
             self._front.discard(self)
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """Close the ticket: no caller is waiting."""
         if self._timer is not None:
             self._timer.cancel()
         if not self._is_over:
@@ -151,20 +151,20 @@ class Ticket:
 
 
 class Front:
-    """Owns the thread that owns the engine."""
+    """Owns the engine's thread."""
 
     def __init__(self, engine: Engine, *, max_waiting: int, watcher: Watcher) -> None:
         self.engine, self._watcher = engine, watcher
         self.n_rows, self.max_rows = 0, engine.config.max_batch_rows + max_waiting  # of all tickets
-        self.failure: str | None = None  # why the thread has ended
+        self.failure: str | None = None  # why the thread ended
         self._draining = asyncio.Event()
-        self._idle = asyncio.Event()  # there is no ticket
+        self._idle = asyncio.Event()  # set if there are no tickets
         self._idle.set()
         self._tickets: dict[str, Ticket] = {}
         self._n_tickets = 0
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._works: dict[str, _Work] = {}  # by ticket; this and what follows is the thread's
-        self._jobs: dict[str, tuple[_Work, int]] = {}  # by the job's name: whose, and which prompt
+        self._works: dict[str, _Work] = {}  # by ticket; from here on owned by the engine's thread
+        self._jobs: dict[str, tuple[_Work, int]] = {}  # by request id: its ticket and prompt index
         self._event: RoundEvent | None = None
         self._n_broken = 0
         self._is_closed = False
@@ -172,13 +172,13 @@ class Front:
         self._thread = threading.Thread(target=self._run, name="saguaro-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; events go to the loop that runs now."""
+        """Start the thread. Events go to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self.engine.round.observers.append(self._observe)
         self._thread.start()
 
     async def close(self) -> None:
-        """End everybody, then the engine; returns when the thread has ended, or hangs."""
+        """End all tickets, then the engine. Returns when the thread has ended, or after JOIN_SECONDS."""
         self.end(Unavailable("the server has ended; ask another"))
         self._commands.put(self._stop)
         await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
@@ -187,7 +187,7 @@ class Front:
 
     @contextlib.contextmanager
     def ticket(self, n_rows: int, seconds: float | None = None) -> Iterator[Ticket]:
-        """A ticket for so many outputs, which must have ended after so many seconds; raises if there is no room."""
+        """A ticket for n_rows outputs, with a time limit in seconds. Raises if there is no room."""
         self.check()
         if n_rows > self.max_rows:
             raise ConfigError(
@@ -211,11 +211,11 @@ class Front:
 
     @property
     def n_requests(self) -> int:
-        """Tickets that are in use."""
+        """The number of open tickets."""
         return len(self._tickets)
 
     def check(self) -> None:
-        """Raise unless requests are served."""
+        """Raise unless requests are accepted."""
         if self.failure is not None:
             raise Unavailable(f"the engine has broken down and must be started again: {self.failure}")
         if self.is_draining:
@@ -223,15 +223,15 @@ class Front:
 
     @property
     def is_draining(self) -> bool:
-        """Whether no more tickets are given."""
+        """Whether new tickets are refused."""
         return self._draining.is_set()
 
     def drain(self) -> None:
-        """Take no more tickets; those there are go on."""
+        """Refuse new tickets. Open ones continue."""
         self._draining.set()
 
     async def while_serving(self, work: Awaitable[T]) -> T:
-        """The result of what is done before there is a ticket; raises when no more are given."""
+        """Await work that precedes the ticket. Raises if draining starts first."""
         drained = asyncio.ensure_future(self._drained())
         try:
             return await _unless(drained, work)
@@ -239,7 +239,7 @@ class Front:
             drained.cancel()
 
     async def idle(self) -> None:
-        """Wait until there is no ticket."""
+        """Wait until there are no tickets."""
         await self._idle.wait()
 
     def end(self, error: SaguaroError) -> None:
@@ -248,14 +248,14 @@ class Front:
             ticket.fail(error)
 
     def submit(self, work: _Work) -> None:
-        """Have a ticket's prompts continued."""
+        """Queue a ticket's prompts for the engine."""
         self._commands.put(lambda: self._add(work))
 
     def discard(self, ticket: Ticket) -> None:
-        """Nobody waits for a ticket's outputs."""
+        """Drop a ticket's outputs."""
         self._commands.put(lambda: self._discard(ticket.id))
 
-    # The engine's thread.
+    # The methods from here on run in the engine's thread.
 
     def _run(self) -> None:
         try:
@@ -271,7 +271,7 @@ class Front:
             self.engine.close()
 
     def _obey(self) -> None:
-        """Do what the event loop wants; with nothing else to do, wait for it."""
+        """Run the event loop's commands. If the engine is idle, wait for one."""
         if not self.engine.has_work:
             self._commands.get()()
         with contextlib.suppress(queue.Empty):
@@ -338,7 +338,7 @@ class Front:
             self._post(events)
 
     def _last_event(self) -> RoundEvent | None:
-        """The round of the last step; None where it was not played to its end."""
+        """The round of the last step; None if it did not finish."""
         return self._event
 
     def _count(self, work: _Work, prompt: int, delta: Delta) -> None:
@@ -366,10 +366,10 @@ class Front:
 
     def _call(self, function: Callable[[], None]) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there to be told
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function)
 
-    # The event loop again.
+    # The methods from here on run in the event loop.
 
     async def _drained(self) -> SaguaroError:
         await self._draining.wait()
@@ -387,7 +387,7 @@ def _ending() -> Unavailable:
 
 
 async def _unless(failed: "asyncio.Future[SaguaroError]", work: Awaitable[T]) -> T:
-    """The work's result; if an error comes first it is raised, and the work is not waited for."""
+    """Await the work. If an error comes first, cancel the work and raise the error."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task, failed), return_when=asyncio.FIRST_COMPLETED)

@@ -1,11 +1,11 @@
-"""A function that runs in a process of its own, for work that might not end or might not fit into memory.
+"""Runs a function in a separate process, for work that might not end or might not fit into memory.
 
-Invariant: a call returns or raises within its limits, and nothing of it stays in this process. The child sets limits on
-itself: processor time (SIGPROF ends it, also inside a library) and address space. This side limits the time on the
-wall. A child that ended is replaced at once.
+Invariant: a call returns or raises within its limits, and leaves nothing in this process. The child limits itself:
+CPU time (SIGPROF ends it, also inside a library) and address space. This side limits the wall-clock time. A child that
+ended is replaced immediately.
 
-The child is a fresh interpreter that imports what its function needs and no more. Both sides speak JSON: nothing that a
-child writes is executed here.
+The child is a fresh interpreter that imports only what its function needs. Messages are JSON: nothing that a child
+writes is executed here.
 """
 
 import contextlib
@@ -27,60 +27,60 @@ from typing import Any
 
 from saguaro import errors
 
-SETUP_SECONDS = 120.0  # for a child to start and make its function
+SETUP_SECONDS = 120.0  # for a child to start and build its function
 OUT_OF_MEMORY = 77  # a child's exit status
 _HEAD = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What one call may take."""
+    """The limits of one call."""
 
     core_seconds: float = 1.0
-    """Of processor time."""
+    """CPU time."""
     seconds: float = 10.0
-    """On the wall, on a machine that has other things to do."""
+    """Wall-clock time, on a busy machine."""
     memory_bytes: int = 256 * 2**20
-    """Beyond what the child has when it is ready."""
+    """In addition to the child's memory when it is ready."""
     niceness: int = 0
-    """How much the child steps back behind others."""
+    """The child's nice value."""
 
 
 class Exceeded(Exception):
-    """A call hit a limit; the message says which, as "more than 1 second of processor time"."""
+    """A call exceeded a limit; the message names it, as "more than 1 second of processor time"."""
 
     def __init__(self, what: str, is_certain: bool) -> None:
         super().__init__(what)
-        self.is_certain = is_certain  # whether it would be so again: not where the machine was busy
+        self.is_certain = is_certain  # False if it may succeed again, as the machine may have been busy
 
 
 class Isolated:
-    """Calls a function in a child. Any thread may call; one call at a time runs."""
+    """Calls a function in a child. Thread-safe; calls run one at a time."""
 
     def __init__(self, maker: str, setting: Callable[[], Any], limits: Budget) -> None:
-        """`maker` is "module:function"; called in the child with the setting, it gives the function to be called."""
+        """`maker` is "module:function". The child calls it with the setting, and it returns the function."""
         self._maker, self._setting, self._limits = maker, setting, limits
         self._lock, self._is_closed = threading.Lock(), False
         self._child: _Child | None = None
 
     @cached_property
     def _first(self) -> bytes:
-        """What a new child is told."""
+        """The first message to a child."""
         return _packed({"maker": self._maker, "setting": self._setting(), "limits": vars(self._limits)})
 
     @property
     def pid(self) -> int | None:
-        """The child's number; None where there is none."""
+        """The child's process id; None without a child."""
         child = self._child
         return None if child is None else child.popen.pid
 
     def start(self) -> None:
-        """Start the child, and do not wait until it is ready."""
+        """Start the child without waiting for it."""
         with self._lock:
             self._there()
 
     def __call__(self, *args: Any) -> Any:
-        """Call the function with plain values. Raises what it raises of saguaro.errors, or Exceeded."""
+        """Call the function with plain values. Raises its saguaro.errors, or Exceeded."""
         with self._lock:
             child = self._there()
             try:
@@ -96,7 +96,7 @@ class Isolated:
         return reply["value"]
 
     def close(self) -> None:
-        """End the child, also in the middle of a call, which then raises Unavailable."""
+        """End the child, even during a call, which then raises Unavailable."""
         self._is_closed = True
         child = self._child
         if child is not None:
@@ -115,7 +115,7 @@ class Isolated:
 
 
 class _Child:
-    """One life of the process."""
+    """One child process."""
 
     def __init__(self, first: bytes) -> None:
         here, there = socket.socketpair()
@@ -127,7 +127,7 @@ class _Child:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=_environment(),
-                process_group=0,  # Ctrl-C in a terminal is for this process
+                process_group=0,  # keeps a terminal's Ctrl-C away from the child
             )
         except OSError as e:
             here.close()
@@ -136,14 +136,14 @@ class _Child:
             there.close()
         self._socket, self._is_ready = here, False
         self._sender = threading.Thread(target=self._send_first, args=(first,), daemon=True)
-        self._sender.start()  # a large setting waits until the child reads it
+        self._sender.start()  # in a thread: a large setting blocks until the child reads it
 
     def _send_first(self, first: bytes) -> None:
-        with contextlib.suppress(OSError):  # the child has ended: the first call will notice
+        with contextlib.suppress(OSError):  # the child has ended; the first call handles it
             self._socket.sendall(first)
 
     def ask(self, args: Any, seconds: float) -> dict[str, Any]:
-        """Call the function; OSError or EOFError where no answer came."""
+        """Call the function. Raises OSError or EOFError if there is no reply."""
         if not self._is_ready:
             self._sender.join()
             self._socket.settimeout(SETUP_SECONDS)
@@ -157,17 +157,17 @@ class _Child:
         return reply
 
     def kill(self) -> None:
-        """End it and reap it."""
+        """Kill and reap the process."""
         self.popen.kill()
         self.popen.wait()
         self._sender.join()
         self._socket.close()
 
     def end(self, error: Exception, limits: Budget) -> Exception:
-        """Bury it; what to raise for the call that it did not answer."""
+        """Kill the process. Returns the exception for the call that got no reply."""
         if not isinstance(error, TimeoutError):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.popen.wait(1.0)  # its status says why it ended
+                self.popen.wait(1.0)  # its exit status gives the reason
         status = self.popen.poll()
         self.kill()
         if status == -signal.SIGPROF:
@@ -180,7 +180,7 @@ class _Child:
 
 
 def _environment() -> dict[str, str]:
-    """Modules are found where this process finds them; one thread, one heap."""
+    """Use this process's module path; one thread, one heap."""
     path = os.pathsep.join(dict.fromkeys(entry or str(Path.cwd()) for entry in sys.path))
     return {**os.environ, "PYTHONPATH": path, "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
@@ -205,7 +205,7 @@ def _read(link: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-# The child.
+# The functions below run in the child.
 
 
 def _serve(link: socket.socket) -> None:
@@ -236,7 +236,7 @@ def _reply(function: Callable[..., Any], args: Any) -> dict[str, Any]:
 
 
 def _limit_memory(more: int) -> None:
-    """Let this process have so many bytes more. Where the system does not say what it has, it has no limit."""
+    """Limit this process to so many more bytes. Without /proc there is no limit."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         limit = int(statm.read_text().split()[0]) * resource.getpagesize() + more
@@ -245,5 +245,5 @@ def _limit_memory(more: int) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(EOFError, OSError):  # the other side is gone
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
         _serve(socket.socket(fileno=int(sys.argv[1])))

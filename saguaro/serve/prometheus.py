@@ -1,7 +1,7 @@
-"""The server's figures for Prometheus: vLLM's names where vLLM has them, and ours beside them.
+"""The server's metrics for Prometheus: vLLM's names where they exist, and our own.
 
-What rounds amount to is counted once, by serve.metrics.Summary, and read when somebody asks; what happens to requests
-is told by the engine's thread as it happens. A registry belongs to one server: nothing is shared between two of them.
+Rounds are counted once, by measure.metrics.Summary, and read on every scrape. The engine's thread reports requests
+as they happen. Each server has its own registry.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,7 +48,7 @@ LABELS = ("model_name", "engine")
 
 
 class Metrics:
-    """Counts what a server does. See saguaro.serve.front.Watcher for what it is told."""
+    """Counts a server's requests. Implements saguaro.serve.front.Watcher."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -72,21 +72,21 @@ class Metrics:
         self.registry.register(RoundCollector(engine, self.summary, self._names))
 
     def text(self) -> bytes:
-        """Everything, as Prometheus reads it."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def joined(self, n_prompt: int) -> None:
-        """A prompt of so many tokens was queued."""
+        """A prompt with this many tokens was queued."""
         self._prompt.inc(n_prompt)
 
     def grew(self, n_tokens: int, since: float, is_first: bool) -> None:
-        """An output got tokens, so long after its last ones; the first: after the request arrived."""
+        """An output got tokens. since: time since its last tokens, or since arrival for the first."""
         self._generated.inc(n_tokens)
         for histogram in (self._first,) if is_first else (self._next, self._next_old):
             histogram.observe(since)
 
     def ended(self, reason: str, seconds: float, output: Completion | None) -> None:
-        """An output ended, so long after the request arrived; None: nobody waited for it."""
+        """An output ended, this long after the request arrived; None: it was discarded."""
         self._ended.labels(**self._names, finished_reason=reason).inc()
         self._whole.observe(seconds)
         if output is not None and output.timings.decode_tok_s > 0:
@@ -113,17 +113,17 @@ class Metrics:
 
 
 class RoundCollector(Collector):
-    """What the rounds amount to, read from their summary."""
+    """Metrics of rounds, read from their summary."""
 
     def __init__(self, engine: Engine, summary: Summary, names: Mapping[str, str]) -> None:
         self._engine, self._summary, self._names = engine, summary, names
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand."""
+        """Nothing to describe in advance."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All of it."""
+        """All metrics."""
         rounds, link = self._summary, self._engine.round.draft
         sources = dict(rounds.by_source)
         n_drafts = sum(n for name, n in sources.items() if name != "empty")

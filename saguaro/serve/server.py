@@ -1,4 +1,4 @@
-"""The HTTP server: how it starts, drains and ends."""
+"""The HTTP server: start, draining and shutdown."""
 
 import asyncio
 import logging
@@ -23,12 +23,12 @@ from saguaro.serve.http.service import Service
 
 log = logging.getLogger(__name__)
 
-SPARE_SECONDS = 5  # after the time to drain: for responses to be sent
+SPARE_SECONDS = 5  # after draining: for responses to be sent
 LAST_SECONDS = JOIN_SECONDS + 5.0  # after that: for the engine to end
 
 
 class Server(uvicorn.Server):
-    """Told to end, it takes no more requests, lets those there are finish, and ends what has not in time.
+    """After a signal it refuses new requests, waits for the open ones, and ends those that take too long.
 
     signal --- draining: /health and new requests get 503 --- idle, or drain_seconds --- connections close --- end
     """
@@ -40,7 +40,7 @@ class Server(uvicorn.Server):
         self._is_told = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen, and print the address."""
         assert sockets is not None, "the server is given its sockets"
         self._loop = asyncio.get_running_loop()
         limits = self._service.limits
@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
         print(f"saguaro: serving {name} with {method} on {url}", file=sys.stderr)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: drain; a second Ctrl-C ends at once."""
+        """Drain on a signal; end immediately on a second Ctrl-C."""
         if self._loop is None:
             self.should_exit = True
         elif not self._is_told:
@@ -77,7 +77,7 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def _drain(self) -> None:
-        """Serve what there is while the listeners still answer; then have uvicorn close everything."""
+        """Finish open requests while the listeners still answer; then let uvicorn close everything."""
         front, seconds = self._service.front, self._service.limits.drain_seconds
         front.drain()
         try:
@@ -91,7 +91,7 @@ class Server(uvicorn.Server):
 def uvicorn_config(
     app: FastAPI, service: Service, *, forwarded_allow_ips: str | None = None, **more: Any
 ) -> uvicorn.Config:
-    """How uvicorn serves it: with the parts that Connection and Listener are made for."""
+    """The uvicorn settings that Connection and Listener require."""
     return uvicorn.Config(
         app,
         http="h11",
@@ -107,14 +107,14 @@ def uvicorn_config(
 
 
 def check_certificate(certfile: Path | None, keyfile: Path | None) -> None:
-    """Refuse a certificate that cannot be used, before the model is loaded."""
+    """Refuse an unusable certificate, before the model is loaded."""
     if certfile is None:
         if keyfile is not None:
             raise ConfigError(f"--ssl-keyfile is {keyfile} and there is no --ssl-certfile; give both")
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(certfile, keyfile, password="")  # an encrypted key is refused, not asked about
+        context.load_cert_chain(certfile, keyfile, password="")  # refuses an encrypted key instead of asking
     except (OSError, ValueError) as e:
         files = " and ".join(str(file) for file in (certfile, keyfile) if file is not None)
         why = e.strerror if isinstance(e, OSError) else e
@@ -125,7 +125,7 @@ def check_certificate(certfile: Path | None, keyfile: Path | None) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A place to listen, taken before the model is loaded; nobody is heard there until then."""
+    """Bind a socket before the model is loaded. It does not listen yet."""
     if not 0 <= port < 2**16:
         raise ConfigError(f"port is {port}; it must be between 0 (any that is free) and 65535")
     place = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

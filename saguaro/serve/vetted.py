@@ -1,7 +1,7 @@
-"""Grammars and chat templates of a server: what might take for ever is tried in a process of its own first.
+"""Grammars and chat templates of a server: tried in a separate process first, as they might take forever.
 
-Invariant: this process compiles only grammars that another process compiled within the limits. Of the others it keeps a
-sentence each.
+Invariant: this process compiles only grammars that the other process compiled within the limits. Of the others it
+keeps only the error message.
 """
 
 import threading
@@ -15,11 +15,11 @@ from saguaro.serve.isolated import Budget, Exceeded, Isolated
 
 GRAMMAR = Budget(core_seconds=1.0, seconds=10.0, memory_bytes=128 * 2**20, niceness=5)
 TEMPLATE = Budget(core_seconds=1.0, seconds=10.0, memory_bytes=128 * 2**20)
-MAX_REFUSED = 256  # refusals that are remembered
+MAX_REFUSED = 256  # error messages that are kept
 
 
 class Uncompiled(Exception):
-    """A grammar has to be compiled first, which takes time."""
+    """The grammar is not compiled yet, which takes time."""
 
     def __init__(self, structured: Structured) -> None:
         super().__init__(structured.kind)
@@ -27,27 +27,27 @@ class Uncompiled(Exception):
 
 
 class VettedGrammars:
-    """An engine's grammars, each tried in a process of its own before this one compiles it."""
+    """An engine's grammars. Each is tried in a separate process before this one compiles it."""
 
     def __init__(self, grammars: Grammars, limits: Budget = GRAMMAR) -> None:
         self._grammars = grammars
         self.worker = Isolated("saguaro.model.compiler:checker", lambda: grammars.setting, limits)
-        self._refused: OrderedDict[int, str] = OrderedDict()  # by the hash of a grammar, the last used is the last
+        self._refused: OrderedDict[int, str] = OrderedDict()  # by the hash of a grammar, in order of use
         self._lock = threading.Lock()
 
     def warm(self) -> None:
-        """Get ready for the first grammar; ConfigError where there can be none."""
+        """Prepare for the first grammar. Raises ConfigError if grammars are not supported."""
         self.worker.start()
         self._grammars.warm()
 
     def check(self, structured: Structured | None) -> None:
-        """Raise ConfigError where a grammar is known to be refused, and Uncompiled where nothing is known."""
+        """Raise ConfigError for a grammar that was refused, and Uncompiled for an unknown one."""
         if structured is not None and not self._grammars.has(structured):
             self._recall(structured)
             raise Uncompiled(structured)
 
     def settle(self, structured: Structured) -> None:
-        """Have `check` know; raises only what would not be so another time."""
+        """Compile the grammar, so that `check` has a result. Raises only errors that may not recur."""
         try:
             self.compile(structured)
         except ConfigError:
@@ -55,7 +55,7 @@ class VettedGrammars:
                 raise
 
     def compile(self, structured: Structured) -> None:
-        """Compile a grammar; ConfigError where it is wrong or takes too much."""
+        """Compile a grammar. Raises ConfigError if it is invalid or exceeds a limit."""
         if self._grammars.has(structured):
             return
         self._recall(structured)
@@ -87,13 +87,13 @@ class VettedGrammars:
 
 
 class VettedTemplates:
-    """Runs chat templates in a process of its own (saguaro.model.chat_template.Run)."""
+    """Runs chat templates in a separate process (saguaro.model.chat_template.Run)."""
 
     def __init__(self, limits: Budget = TEMPLATE) -> None:
         self.worker = Isolated("saguaro.model.chat_template:runner", dict, limits)
 
     def __call__(self, source: str, given: dict[str, Any]) -> str:
-        """A template's text."""
+        """Render a template."""
         try:
             text: str = self.worker(source, given)
         except Exceeded as e:

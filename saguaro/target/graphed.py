@@ -1,8 +1,7 @@
-"""Verification as one captured step with its acceptance: for batches in which every row decodes.
+"""Verification and acceptance as one captured step, for batches in which every row decodes.
 
-A row's text and speculation stand at the end of its K + 1 places (engine.paged.Ends), so that padding comes first and
-sees only what is computed. The host writes a line of numbers for each row, the step reads them, and one wait gives the
-outcome.
+Rows are left-padded: text and speculation fill the last of a row's K + 1 positions (attention.paged.Ends), so padding
+attends only to computed text. The host writes one line of numbers per row and waits once for the outcome.
 """
 
 import struct
@@ -28,16 +27,16 @@ from saguaro.types import Outcome, Speculation
 
 MOST_FLOAT = torch.finfo(torch.float32).max
 
-SLOT, TEXT, LENGTH, SEED, TEMPERATURE, TOKENS = range(6)  # columns of a row's line; the tokens are the last ones
+SLOT, TEXT, LENGTH, SEED, TEMPERATURE, TOKENS = range(6)  # columns of a row's line; the tokens come last
 
 
 @dataclass(frozen=True)
 class GraphPending:
-    """A captured verification under way."""
+    """A running captured verification."""
 
     slots: list[int]
     length: list[int]
-    result: Mirror  # [rows, 2]: n_accepted, bonus, which may be BROKEN
+    result: Mirror  # [rows, 2]: n_accepted, bonus (or BROKEN)
     began: Moment
     done: Moment
 
@@ -54,17 +53,17 @@ class GraphPending:
 
 @dataclass
 class _Buffers:
-    """What the step reads and writes; it all stays where it is."""
+    """Fixed input and output buffers of the captured step."""
 
     lines: Mirror  # [rows, TOKENS + K + 1] int64
     result: Mirror  # [rows, 2] int64
-    starts: Tensor  # [rows + 1] int32: row r's places begin at r * (K + 1)
+    starts: Tensor  # [rows + 1] int32: row r begins at r * (K + 1)
     steps: Tensor  # [K + 1] int64: 0..K
-    logits: dict[int, Tensor] = field(default_factory=dict)  # by rows: [rows * (K + 1), V], until the next step
+    logits: dict[int, Tensor] = field(default_factory=dict)  # by rows: [rows * (K + 1), V], valid until the next step
 
 
 class GraphVerifier:
-    """Replays a step for every batch of decoding rows; any other goes to the eager verifier."""
+    """Replays a captured step for batches of decoding rows. Other batches go to the eager verifier."""
 
     runs_ahead = True
 
@@ -79,7 +78,7 @@ class GraphVerifier:
         max_rows: int,
         lookahead: int,
         longest: int,
-        is_shared: bool = True,  # the rule; by another, the eager verifier decides
+        is_shared: bool = True,  # shared noise; otherwise the eager verifier decides
     ) -> None:
         self._eager, self._model, self._kernels, self._is_shared = eager, model, kernels, is_shared
         self._n_known, self._lookahead, self._longest = n_known, lookahead, longest
@@ -114,7 +113,7 @@ class GraphVerifier:
         return GraphPending(slots, lengths, self._at.result, self._began, self._done)
 
     def warm(self, size: int) -> None:
-        """Capture the step of so many rows, on rows that nobody has."""
+        """Capture the step for this batch size, with padding rows."""
         self._replay([self._nobody()] * size)
 
     def _replay(self, lines: list[list[int]]) -> None:
@@ -135,7 +134,7 @@ class GraphVerifier:
         return [self._tables.nobody, 0, -1, 0, 0, *[0] * (self._lookahead + 1)]
 
     def _step(self, size: int) -> None:
-        """Compute, choose, accept: everything on the device."""
+        """Compute, choose and accept on the device."""
         steps, lines = self._at.steps, self._at.lines.device[:size]
         n, tokens, pages = lines[:, LENGTH], lines[:, TOKENS:], self._tables.device[lines[:, SLOT]]
         starts = self._at.starts[: size + 1]
@@ -153,7 +152,7 @@ class GraphVerifier:
         self._at.result.device[:size] = torch.stack((n_accepted, bonus), 1)
 
     def _places(self, drafted: list[list[int]]) -> Tensor:  # [L, V]
-        """The logits after the text and each speculated token of every row, for whoever changes them."""
+        """The logits after the text and each speculated token of every row."""
         width = self._lookahead + 1
         wanted = [at for row, tokens in enumerate(drafted) for at in range((row + 1) * width)[-1 - len(tokens) :]]
         logits = self._at.logits[bucket(len(drafted))]
@@ -165,12 +164,12 @@ def _is_simple(request: Request) -> bool:
 
 
 def noise_of(temperature: Tensor, seeds: Tensor, n: int) -> tuple[Tensor, Tensor]:  # [R] as they travel -> [R * n]
-    """Temperature and seed of each of a row's n places."""
+    """Temperature and seed, repeated for each of a row's n positions."""
     return as_float(temperature)[:, None].expand(-1, n).flatten(), seeds[:, None].expand(-1, n).flatten()
 
 
 def float_bits(value: float) -> int:
-    """A number as the bits of its float32, to travel among whole ones.
+    """The bits of a float32 as an int, to store it in an int64 line.
 
     >>> hex(float_bits(1.0))
     '0x3f800000'

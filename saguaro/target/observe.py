@@ -1,4 +1,4 @@
-"""A round as its observers see it."""
+"""Builds the event of a round for observers."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,10 +12,10 @@ def round_event(
     batch: Batch,
     spec: Speculation,
     commits: Sequence[Commit],
-    at: Sequence[float],  # five moments: asking, launching, overlapping and collecting lie between them
-    verify_s: float | None,  # that a device computed
+    at: Sequence[float],  # five times: boundaries of the speculate, launch, overlap and collect intervals
+    verify_s: float | None,  # device time
 ) -> RoundEvent:
-    """What a round computed and gave, and when."""
+    """The event of a round: its rows, the tokens computed, and the times."""
     rows = tuple(_row_event(commit) for commit in commits)
     speculate, launch, overlap, collect = pairwise(at)
     n_computed = sum(row.n_tokens for row in batch.rows) + int(spec.length.sum())

@@ -1,15 +1,15 @@
-"""A verifier whose steps run on the cores they should, where the draft has cores of its own."""
+"""A verifier with CPU affinity, for a draft that has its own cores."""
 
 from saguaro.device.affinity import Affinity
 from saguaro.target.scheduler import Batch
 from saguaro.target.verifier import Pending, Verifier
 from saguaro.types import Speculation
 
-LONG = 48  # tokens of a step that takes every core: reading a prompt, beside which the draft has little to do
+LONG = 48  # steps of at least this many tokens use all cores: they read prompts, and the draft has little to do
 
 
 class PinnedVerifier:
-    """Steps of few tokens beside the draft, longer ones on every core; what they give is the same."""
+    """Runs short steps on the target's cores and long ones on all cores. The results are the same."""
 
     runs_ahead = False
 

@@ -1,4 +1,4 @@
-"""One request: a text that grows, how it is to be decoded, and where it stands."""
+"""One request: its text, parameters and progress."""
 
 import time
 from collections.abc import Sequence
@@ -24,59 +24,59 @@ class Request:
     params: SamplingParams
     seed: int
     eos_ids: frozenset[int] = frozenset()
-    grammar: Grammar | None = None  # of params.structured, where it is kept to
+    grammar: Grammar | None = None  # from params.structured, if it is enforced
     arrived: float = field(default_factory=time.perf_counter)
-    number: int = -1  # order of arrival; the scheduler counts
-    slot: int = -1  # row while running
+    number: int = -1  # order of arrival, set by the scheduler
+    slot: int = -1  # while running
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)  # of the prompt's first tokens, if wanted
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)  # of the prompt, if requested
     table: PageTable = field(default_factory=PageTable)
     n_computed: int = 0
-    n_cached: int = 0  # of the prompt, found in the prefix cache at the first admission
+    n_cached: int = 0  # prompt tokens found in the prefix cache at the first admission
     n_preempted: int = 0
-    n_rounds: int = 0  # that gave it tokens
+    n_rounds: int = 0  # rounds in which it got tokens
     finish_reason: FinishReason | None = None
-    failure: str | None = None  # why it ended with "error", in words for its caller
+    failure: str | None = None  # error message, if the reason is "error"
     first_token_at: float | None = None
     finished_at: float | None = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
         if self.params.prompt_logprobs is not None:
-            self.prompt_logprobs.append(None)  # nothing comes before the first token
+            self.prompt_logprobs.append(None)  # the first token has no logprob
 
     @property
     def speculates(self) -> bool:
-        """Whether tokens may be speculated for it."""
+        """Whether tokens may be speculated."""
         return self.params.speculation and self.is_continued
 
     @property
     def is_continued(self) -> bool:
-        """Whether tokens are generated; a prompt that is only scored gets none."""
+        """Whether tokens are generated. With max_tokens = 0 the prompt is only scored."""
         return self.params.max_tokens != 0
 
     @property
     def n_unscored(self) -> int:
-        """Tokens of the prompt whose log-probabilities are wanted and not there yet."""
+        """Prompt tokens whose requested log-probabilities are not computed yet."""
         return 0 if self.params.prompt_logprobs is None else len(self.prompt) - len(self.prompt_logprobs)
 
     @property
     def reusable(self) -> list[int]:
-        """The text whose keys and values may come from the prefix cache, but for its last token.
+        """The text that may be matched in the prefix cache, except for its last token.
 
-        A prompt's token is scored in the step that computes the one before it, which therefore must be computed.
+        A prompt token is scored in the step that computes the token before it, so that one must not be cached.
         """
         return self.tokens[: len(self.prompt_logprobs)] if self.n_unscored else self.tokens
 
     @property
     def n_pending(self) -> int:
-        """Tokens known but not computed; exactly one while decoding."""
+        """Known tokens that are not computed; exactly one while decoding."""
         return len(self.tokens) - self.n_computed
 
     @property
     def n_output(self) -> int:
-        """Tokens generated so far."""
+        """Number of generated tokens."""
         return len(self.tokens) - len(self.prompt)
 
     @property
@@ -92,16 +92,16 @@ class Request:
 
     @property
     def is_slow(self) -> bool:
-        """Whether this row's masks take long."""
+        """Whether the grammar's masks take long."""
         return self.grammar is not None and self.grammar.is_slow
 
     @property
     def is_broken(self) -> bool:
-        """Whether the model's end of text came before the grammar was satisfied: a limit of the grammar was hit."""
+        """Whether the output ended before the grammar was complete, because it reached a limit of the grammar."""
         ended = self.grammar is not None and self.n_output > 0 and self.tokens[-1] in self.eos_ids
         return ended and self.grammar is not None and not self.grammar.accepts(self.output[:-1])
 
     def finish(self, reason: FinishReason, failure: str | None = None) -> None:
-        """No more tokens will come; a failure says why, where the reason is "error"."""
+        """End the request. A failure gives the reason for "error"."""
         self.finish_reason, self.failure = reason, failure
         self.finished_at = time.perf_counter()

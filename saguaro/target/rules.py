@@ -1,4 +1,4 @@
-"""The two rules of verification as the verifier uses them: from a step's logits to what each row accepted and got.
+"""The two verification rules: from a step's logits to n_accepted and bonus.
 
 Logit j of a row is after its text and its first j speculated tokens; a row with n speculated tokens has n + 1.
 """
@@ -18,16 +18,16 @@ from saguaro.types import Speculation
 
 
 class Rule(Protocol):
-    """Decides which speculated tokens stand."""
+    """Decides which speculated tokens are accepted."""
 
     def __call__(
         self, logits: Tensor, places: Sequence[Context], spec: Speculation
     ) -> tuple[Tensor, Tensor]:  # [L, V] -> n_accepted [B], bonus [B]
-        """Decide a step; spec has B >= 1 rows. The bonus is BROKEN where logits are not finite."""
+        """Decide a step; spec has B >= 1 rows. The bonus is BROKEN if logits are not finite."""
 
 
 class SharedNoise:
-    """Accept what equals the target's own tokens, whose noise the draft knows too."""
+    """Accept tokens that equal the target's own. The draft uses the same noise."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -40,7 +40,7 @@ class SharedNoise:
 
 
 class Rejection:
-    """Accept by p and by the q that each token was drawn from."""
+    """Accept with probability min(1, p/q), where q is the distribution each token was sampled from."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -54,7 +54,7 @@ class Rejection:
         width = p.shape[1] - 1
         tokens, length = spec.tokens[:, :width].to(device), spec.length.to(device)
         q = F.one_hot(tokens, n_known).to(p) if spec.q is None else spec.q[:, :width].to(p)
-        seeds = _by_row(each.seeds, spec)[:, :1]  # [B, 1]: a row's places have one seed and follow one another
+        seeds = _by_row(each.seeds, spec)[:, :1]  # [B, 1]: a row has one seed and consecutive positions
         first = _by_row(each.positions, spec)[:, :1]
         positions = first + torch.arange(width, device=device)
         chance = acceptance(p[:, :width], q, tokens)  # [B, K]
@@ -65,5 +65,5 @@ class Rejection:
 
 
 def _by_row(flat: Tensor, spec: Speculation) -> Tensor:  # [L, ...] -> [B, K+1, ...]
-    """A value per place as a row per speculation, padded with 0."""
+    """Split values per position into rows, padded with 0."""
     return pad_sequence(flat.split((spec.length + 1).tolist()), batch_first=True)

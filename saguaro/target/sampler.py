@@ -1,7 +1,7 @@
-"""From a step's logits to the target's own tokens: each request's parameters as rows of tensors.
+"""From a step's logits to the target's own tokens, with each request's parameters as tensor rows.
 
 A sampling row with a speculation of length n has n + 1 logits; logit j is after the text and the first j speculated
-tokens, so penalties and limits count those as written.
+tokens, so penalties and limits count those tokens as output.
 """
 
 from collections import Counter
@@ -21,19 +21,19 @@ from saguaro.types import TokenLogprobs
 
 Context = tuple[Request, Sequence[int]]  # a request, and the speculated tokens before this logit
 
-MANY = 2**31  # a top_k beyond any vocabulary, whatever was asked for
+MANY = 2**31  # larger than any vocabulary, limits top_k
 
 
 class Sampler:
-    """Chooses tokens; holds nothing but the vocabulary's size, and a kernel for plain requests if there is one."""
+    """Chooses tokens. Holds only the vocabulary size, and a kernel for plain requests if there is one."""
 
     def __init__(self, n_known: int, kernel: Ranker | None = None) -> None:
-        self.n_known = n_known  # ids the tokenizer knows; rows of the head beyond it are padding
+        self.n_known = n_known  # number of tokenizer ids; later rows of the head are padding
         self._kernel = kernel
 
     def __call__(self, logits: Tensor, places: Sequence[Context]) -> Tensor:  # [L, V] -> [L] int64
-        """The target's token at every place, BROKEN where logits are not finite. Who chooses depends on the request
-        alone, never on its neighbours."""
+        """The target's token at every position, BROKEN if logits are not finite. The code path depends on the request
+        alone, not on the other rows."""
         each = rules(places, logits.device)
         if self._kernel is None or logits.dtype != torch.float32:
             broken = is_broken(logits[:, : self.n_known])
@@ -48,7 +48,7 @@ class Sampler:
     def rank(
         self, logits: Tensor, places: Sequence[Context], n: int
     ) -> tuple[Tensor, Tensor]:  # [L, V] -> [L, n] twice
-        """The n likeliest to be the target's token at every place, best first, and their scores; logits may change."""
+        """The n most likely target tokens at every position, best first, and their scores. May change the logits."""
         each, n = rules(places, logits.device), min(n, self.n_known)
         if self._kernel is None or logits.dtype != torch.float32:
             return sampling.rank(self.shape(logits, places)[:, : self.n_known], each, n)
@@ -59,7 +59,7 @@ class Sampler:
         return tokens, scores
 
     def shape(self, logits: Tensor, places: Sequence[Context]) -> Tensor:  # [L, V], changed in place
-        """Grammars, penalties, bias, bans and allowances applied, and padding of the vocabulary struck out."""
+        """Apply grammars, penalties, bias, bans and allowed tokens, and mask the padding of the vocabulary."""
         if logits.shape[1] > self.n_known:
             logits[:, self.n_known :] = NEVER
         masked = [(index, r.grammar, [*r.output, *before]) for index, (r, before) in enumerate(places) if r.grammar]
@@ -72,13 +72,13 @@ class Sampler:
 
 
 def _odd(places: Sequence[Context], device: torch.device) -> tuple[Tensor, list[Context]]:
-    """The places of requests that are not plain, and where they are."""
+    """The positions of requests that are not plain: their indices and contexts."""
     odd = [index for index, (request, _) in enumerate(places) if not is_plain(request.params)]
     return torch.tensor(odd, device=device), [places[index] for index in odd]
 
 
 def is_plain(params: SamplingParams) -> bool:
-    """Whether a token is the noisy argmax of the model's own logits, whatever was written before.
+    """Whether a token is the argmax of noise plus unmodified logits, independent of earlier tokens.
 
     >>> is_plain(SamplingParams(temperature=0.7)), is_plain(SamplingParams(top_p=0.9))
     (True, False)
@@ -90,7 +90,7 @@ def is_plain(params: SamplingParams) -> bool:
 
 
 def rules(places: Sequence[Context], device: torch.device) -> Rules:
-    """The sampling rules of every place."""
+    """The sampling rules of every position."""
     params = [request.params for request, _ in places]
     floats = torch.tensor([[p.temperature, p.top_p, p.min_p] for p in params], dtype=torch.float32).to(device)
     whole = torch.tensor(
@@ -107,7 +107,7 @@ def rules(places: Sequence[Context], device: torch.device) -> Rules:
 
 
 def adjust(logits: Tensor, request: Request, before: Sequence[int]) -> None:  # [V], changed in place
-    """Penalties, bias, the tokens that are allowed and the ban on ending early, of one place."""
+    """Apply penalties, bias, allowed tokens and min_tokens to one position."""
     p = request.params
     if p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0:
         text = [*request.tokens, *before]
@@ -134,12 +134,12 @@ def adjust(logits: Tensor, request: Request, before: Sequence[int]) -> None:  # 
         before_ban = logits[ends]
         logits[ends] = NEVER
         is_bound = request.grammar is not None or bool(p.allowed_token_ids)
-        if is_bound and bool(logits.isneginf().all()):  # complete, and nothing else may come
+        if is_bound and bool(logits.isneginf().all()):  # the output is complete and nothing else is allowed
             logits[ends] = before_ban
 
 
 def logprobs(logits: Tensor, tokens: Tensor, n_top: int) -> tuple[TokenLogprobs, ...]:  # [n, V], [n]
-    """Log-probabilities of these tokens and of the n_top likeliest, under the model's own distribution."""
+    """Log-probabilities of these tokens and of the n_top most likely, under the unmodified distribution."""
     all_logprobs = logits.log_softmax(-1)
     chosen = all_logprobs.gather(1, tokens[:, None])[:, 0].tolist()
     best = all_logprobs.topk(min(n_top, logits.shape[1]), dim=-1)
@@ -151,7 +151,7 @@ def logprobs(logits: Tensor, tokens: Tensor, n_top: int) -> tuple[TokenLogprobs,
 
 
 def prompt_logprobs(logits: Tensor, tokens: Tensor, n_top: int) -> tuple[TokenLogprobs, ...]:  # [n, V], [n]
-    """The same of a prompt's tokens, with their ranks; one beyond the vocabulary has no probability and comes last.
+    """The same for prompt tokens, with ranks. A token beyond the vocabulary has logprob -inf and the last rank.
 
     Logits that are not finite give NaN.
     """

@@ -1,15 +1,15 @@
-"""Which tokens to compute next: continuous batching over the page pool.
+"""Decides which tokens to compute next: continuous batching over the page pool.
 
-There is no prefill phase and no decode phase. A request has tokens known and tokens computed; a step computes some of
+There is no prefill phase and no decode phase. A request has known tokens and computed tokens; a step computes some of
 the difference. Only a younger request is ever preempted for an older one. Preemption gives back pages, never tokens.
 
-Prompts that do not fit into one step together are read oldest first in one step and shortest first in the next. So a
-short prompt does not wait until long ones are read, and the oldest advances in every second step at least. The same
-holds for admission, but only a request that leaves room for the oldest one that waits may be admitted before it; and
-the oldest of all takes pages from younger ones if it must. So every request finishes.
+If not all prompts fit into one step, steps alternate between oldest first and shortest first. So a short prompt does
+not wait for long ones, and the oldest advances at least in every second step. Admission alternates in the same way,
+but a request may overtake the oldest waiting request only if it leaves room for it. The oldest request of all can
+preempt any other. So every request finishes.
 
-While some row decodes, prompts get as many tokens of a step as fit the time that decoding rows may have to wait
-(engine.pace), but the first of them at least a page; while none does, they get whole steps.
+While rows decode, the prompt tokens of a step are limited by the time that decoding rows may wait (target.step_cost),
+but the first prompt gets at least a page. While no row decodes, prompts get whole steps.
 """
 
 import math
@@ -33,27 +33,27 @@ NOT_FINITE = (
 )
 
 
-GROWTH = 256  # tokens of output for which room is left when a request is admitted before an older one
+GROWTH = 256  # output tokens per request for which room is left when a request overtakes an older one
 
 
 @dataclass(frozen=True)
 class BatchRow:
-    """One request's share of a step: compute tokens[start : start + n_tokens], then up to `lookahead` speculated."""
+    """One request's part of a step: compute tokens[start : start + n_tokens], then up to `lookahead` speculated."""
 
     request: Request
     start: int
     n_tokens: int
     lookahead: int
-    samples: bool  # the step reaches the end of the text, so a new token comes out
+    samples: bool  # whether the step reaches the end of the text, so that a token is sampled
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step: rows that get a token first, then rows still reading their prompt."""
+    """One step: first the rows that get a token, then the rows that still read their prompt."""
 
     rows: list[BatchRow]
-    joined: list[Joined]  # rows the draft does not know yet
-    left: list[int]  # slots the draft can forget
+    joined: list[Joined]  # rows to introduce to the draft
+    left: list[int]  # slots that the draft can drop
 
     @property
     def sampling(self) -> list[BatchRow]:
@@ -63,20 +63,20 @@ class Batch:
 
 @dataclass(frozen=True)
 class Commit:
-    """What a step gave one request."""
+    """The result of a step for one request."""
 
     request: Request
     tokens: list[int]
-    room: int  # tokens that might have been speculated
-    length: int  # that were
-    k: int  # of these, accepted
-    source: str  # of SOURCES
+    room: int  # the largest number of tokens that could have been speculated
+    length: int  # speculated tokens that were verified
+    k: int  # accepted tokens
+    source: str  # one of SOURCES
     logprobs: Sequence[TokenLogprobs] = ()
     drafted: Sequence[int] = ()  # the speculated tokens, accepted or not
 
 
 class Scheduler:
-    """Requests waiting, requests running, and the pages they hold."""
+    """The waiting and the running requests, and their pages."""
 
     def __init__(
         self,
@@ -102,14 +102,14 @@ class Scheduler:
         self.n_preemptions = 0
 
     def add(self, request: Request) -> None:
-        """Queue a request, or refuse one that can never be served."""
+        """Queue a request. Raises if it can never be served."""
         self.check(len(request.prompt), request.params.max_tokens)
         request.number = self._n_arrived
         self._n_arrived += 1
         self.waiting.append(request)
 
     def check(self, n_prompt: int, max_tokens: int | None) -> None:
-        """Raise if such a request can never be served."""
+        """Raise if a request of this size can never be served."""
         if n_prompt == 0:
             raise EmptyPrompt("the prompt has no tokens; give at least one")
         capacity = self.pool.n_pages * self.pool.page_size
@@ -131,7 +131,7 @@ class Scheduler:
         )
 
     def abort(self, request: Request, reason: FinishReason = "abort") -> None:
-        """End a request now, wherever it is; ending one that has ended does nothing."""
+        """End a waiting or running request now. Finished requests are ignored."""
         if request.finish_reason is not None:
             return
         request.finish(reason)
@@ -146,11 +146,11 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def next_batch(self) -> Batch | None:
-        """The next step, pages reserved; None when there is nothing to do."""
+        """Return the next step with its pages reserved, or None if there is no work."""
         rows = _Rows(self.max_tokens, self.pace)
         self._is_oldest_first = not self._is_oldest_first
         self._decode(rows)
-        if rows:  # a long prompt must not make decoding rows wait
+        if rows:  # prompts must not delay decoding rows too long
             rows.seconds_left = self._seconds_for_prompts(rows)
         self._read(rows)
         self._look_ahead(rows)
@@ -164,7 +164,7 @@ class Scheduler:
         return batch
 
     def commit(self, batch: Batch, spec: Speculation, outcome: Outcome) -> list[Commit]:
-        """Write a step's outcome into its requests; finished ones leave."""
+        """Append a step's tokens to its requests. Finished requests leave."""
         drafted, sources = spec.tokens.tolist(), spec.source.tolist()
         accepted, bonus, length = outcome.n_accepted.tolist(), outcome.bonus.tolist(), outcome.length.tolist()
         commits = []
@@ -201,14 +201,14 @@ class Scheduler:
         return commits
 
     def took(self, batch: Batch, outcome: Outcome, seconds: float) -> None:
-        """A step took so long, from asking the draft to the outcome: learn from it."""
+        """Update the cost model with a step's time, from asking the draft to the outcome."""
         n_verified = [*outcome.length.tolist(), *[0] * (len(batch.rows) - len(outcome.length))]
         work = (Work.of(row.start, row.n_tokens + n) for row, n in zip(batch.rows, n_verified, strict=True))
         is_plain = all(row.n_tokens == 1 for row in batch.rows)
         self.pace.learn(sum(work, Work()), seconds, is_plain)
 
     def rejoin(self) -> None:
-        """A round broke off: the next one introduces every running row to the draft anew."""
+        """Introduce every running row to the draft again, after a round that failed."""
         self._left = list(range(self.max_rows))
         self._joined = list(self.running)
 
@@ -217,7 +217,7 @@ class Scheduler:
         return (request.table for request in (*self.running, *self.waiting))
 
     def _append(self, request: Request, new: list[int]) -> list[int]:
-        """Add tokens until one ends the output; the tokens added."""
+        """Append tokens until one ends the output. Returns the appended tokens."""
         limit = self._limit(request)
         if new:
             request.first_token_at = request.first_token_at or time.perf_counter()
@@ -232,8 +232,7 @@ class Scheduler:
         return new
 
     def _resting(self) -> set[Request]:
-        """Rows that sit this step out: of those whose masks take long, one takes part, in turn. The oldest request
-        never rests."""
+        """Rows that skip this step: all rows with slow masks but one, in turn. The oldest request never skips."""
         slow = [request for request in self.running[1:] if request.is_slow and request.n_pending == 1]
         if len(slow) < 2:
             return set()
@@ -241,32 +240,32 @@ class Scheduler:
         return set(slow) - {slow[self._n_turns % len(slow)]}
 
     def _decode(self, rows: "_Rows") -> None:
-        """Give rows to the requests that wait for their next token only, oldest first."""
+        """Schedule the requests with exactly one pending token, oldest first."""
         resting = self._resting()
         for request in list(self.running):
             if request.n_pending == 1 and request not in resting and request in self.running:
                 self._schedule(request, rows)
 
     def _read(self, rows: "_Rows") -> None:
-        """Give rows to prompts, and let waiting requests in, while slots, tokens, time and pages last."""
+        """Schedule prompts and admit waiting requests, within the limits of slots, tokens, time and pages."""
         n_preempted, is_full = self.n_preemptions, False
         reading = [request for request in self.running if request.n_pending > 1]
         for request in self._in_order((*reading, *self.waiting)):
             if request in self.running:
                 self._schedule(request, rows)
             elif request in reading or self.n_preemptions > n_preempted:
-                continue  # preempted just now, or there is no room for more
+                continue  # just preempted, or no room for more
             elif not is_full and self._may_overtake(request):
                 is_full = not self._admit(request, rows)
 
     def _in_order(self, requests: Iterable[Request]) -> list[Request]:
-        """Which prompt comes first in this step: the oldest, or the one with the fewest tokens to compute."""
+        """Sort prompts for this step: oldest first, or fewest pending tokens first."""
         if self._is_oldest_first:
             return sorted(requests, key=lambda request: request.number)
         return sorted(requests, key=lambda request: (request.n_pending, request.number))
 
     def _schedule(self, request: Request, rows: "_Rows") -> None:
-        """Give a running request its row, preempting younger ones for pages if need be."""
+        """Add a row for a running request, preempting the youngest ones if pages run out."""
         n_tokens = self._share(request.n_computed, request.n_pending, rows)
         if n_tokens == 0:
             return
@@ -279,14 +278,14 @@ class Scheduler:
         rows.put(_row(request, n_tokens))
 
     def _seconds_for_prompts(self, decoding: "_Rows") -> float:
-        """How much longer prompts may make a step that computes these rows."""
+        """How many seconds prompts may add to a step with these rows."""
         width = 1 + self.lookahead
         plain = self.pace.seconds(sum((Work.of(row.start, width) for row in decoding), Work()))
         return self.patience.seconds(plain) - plain
 
     def _share(self, start: int, n_pending: int, rows: "_Rows") -> int:
-        """How many of a text's pending tokens this step can take; of the first prompt at least a page, and none once
-        a prompt before it was cut."""
+        """How many pending tokens of a text fit into this step: at least a page for the first prompt, and 0 after a
+        prompt that was cut."""
         n_tokens = 0 if rows.has_cut else min(n_pending, rows.n_left)
         if n_pending == 1 or rows.seconds_left == math.inf:
             return n_tokens
@@ -294,7 +293,7 @@ class Scheduler:
         return min(n_tokens, fitting if rows.has_prompt else max(fitting, self.pool.page_size))
 
     def _look_ahead(self, rows: "_Rows") -> None:
-        """Give decoding rows room for a speculation, out of the tokens and pages that everybody else left."""
+        """Give decoding rows room for a speculation, from the remaining tokens and pages."""
         for row in list(rows):
             request = row.request
             if request.n_pending != 1 or not request.speculates or request.is_slow:
@@ -308,12 +307,12 @@ class Scheduler:
                 rows.put(replace(row, lookahead=lookahead))
 
     def _admit(self, request: Request, rows: "_Rows") -> bool:
-        """Let a waiting request in, if slots, tokens and pages suffice."""
+        """Admit a waiting request if there are enough slots, tokens and pages."""
         if not self._free_slots:
             return False
         table, n_cached = self.pool.match(request.reusable)
         n_tokens = self._share(n_cached, len(request.tokens) - n_cached, rows)
-        # Room for all of its text, not only for this step, so that it is not preempted straight away.
+        # Reserve room for the whole text, so that it is not preempted soon.
         n_pages = self.pool.n_needed(len(request.tokens)) - len(table.pages)
         while n_tokens and n_pages > self.pool.n_free and self.running and request.number < self.running[0].number:
             rows.drop(self.running[-1])
@@ -335,7 +334,7 @@ class Scheduler:
         return True
 
     def _may_overtake(self, request: Request) -> bool:
-        """Whether the oldest waiting request will still find a slot and pages once those before it have finished."""
+        """Whether the oldest waiting request still finds a slot and pages once the requests before it have finished."""
         oldest = self.waiting[0]
         if request is oldest:
             return True
@@ -344,13 +343,13 @@ class Scheduler:
         return sum(map(self.pool.n_needed, n_tokens)) <= self.pool.n_pages and len(younger) < self.max_rows
 
     def _limit(self, request: Request) -> int:
-        """How long this request's text may become."""
+        """The maximum length of this request's text."""
         limit = min(self.max_length, self.pool.n_pages * self.pool.page_size)
         wanted = request.params.max_tokens
         return limit if wanted is None else min(limit, len(request.prompt) + wanted)
 
     def _preempt(self, request: Request) -> None:
-        """Take a running request's pages; it keeps its text and waits at the front."""
+        """Take a running request's pages. It keeps its text and is queued by age."""
         self._leave(request)
         request.n_computed = 0
         request.n_preempted += 1
@@ -363,14 +362,14 @@ class Scheduler:
         self.pool.release(request.table)
         self._free_slots.append(request.slot)
         if request in self._joined:
-            self._joined.remove(request)  # the draft never heard of it
+            self._joined.remove(request)  # it was never introduced
         else:
             self._left.append(request.slot)
         request.slot = -1
 
 
 class _Rows:
-    """The rows of a step in the making, and how many tokens and how much more time of prompts it can take."""
+    """The rows of a step under construction, and the tokens and prompt seconds left."""
 
     def __init__(self, max_tokens: int, pace: StepCost) -> None:
         self._rows: dict[Request, BatchRow] = {}
@@ -386,30 +385,30 @@ class _Rows:
 
     @property
     def has_prompt(self) -> bool:
-        """Whether any of them reads a prompt."""
+        """Whether any row reads a prompt."""
         return any(row.request.n_pending > 1 for row in self)
 
     @property
     def has_cut(self) -> bool:
-        """Whether any of them leaves tokens of its prompt to later steps."""
+        """Whether any row leaves prompt tokens for later steps."""
         return not all(row.samples for row in self)
 
     def put(self, row: BatchRow) -> None:
-        """Add a row, in place of the one its request has."""
+        """Add a row, replacing the request's earlier row."""
         self.drop(row.request)
         self._rows[row.request] = row
         self.n_left -= row.n_tokens + row.lookahead
         self.seconds_left -= self._seconds(row)
 
     def drop(self, request: Request) -> None:
-        """Take a request's row out, if it has one."""
+        """Remove a request's row, if it has one."""
         row = self._rows.pop(request, None)
         if row is not None:
             self.n_left += row.n_tokens + row.lookahead
             self.seconds_left += self._seconds(row)
 
     def _seconds(self, row: BatchRow) -> float:
-        """What a row that reads a prompt adds to the step; decoding rows are counted before there is a limit."""
+        """The seconds that a prompt row adds to the step. Decoding rows are counted before the limit is set."""
         return self._pace.more_seconds(Work.of(row.start, row.n_tokens)) if row.request.n_pending > 1 else 0.0
 
 
@@ -418,13 +417,13 @@ def _introduce(request: Request) -> Joined:
 
 
 def _row(request: Request, n_tokens: int) -> BatchRow:
-    """A row of text alone."""
+    """A row without speculation."""
     samples = n_tokens == request.n_pending and request.is_continued
     return BatchRow(request, request.n_computed, n_tokens, 0, samples)
 
 
 def _score(request: Request, found: Sequence[TokenLogprobs]) -> bool:
-    """Add log-probabilities of a prompt's tokens; False if there are none, as logits are not finite: it has ended."""
+    """Add log-probabilities of prompt tokens. If logits are not finite, finish the request and return False."""
     request.prompt_logprobs.extend(found)
     is_finite = not any(math.isnan(one.logprob) for one in found)
     if not is_finite:
@@ -433,5 +432,5 @@ def _score(request: Request, found: Sequence[TokenLogprobs]) -> bool:
 
 
 def lookahead_limits(batch: Batch) -> torch.Tensor:  # [B] int64
-    """How many speculated tokens each sampling row has room for."""
+    """The room for speculated tokens of each sampling row."""
     return torch.tensor([row.lookahead for row in batch.sampling], dtype=torch.int64)

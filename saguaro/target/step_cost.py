@@ -1,31 +1,31 @@
-"""How long steps take, learnt from the steps there were, and how many tokens of a text fit into a given time.
+"""A model of step times, fitted online, and how many tokens of a text fit into a given time.
 
     seconds of a step = step + token x tokens computed + pair x pairs of tokens that attention visits
 
 A token at position p visits p + 1 pairs, so a token late in a long prompt can take ten times as long as its first.
 Steps without prompts correct the first coefficient, those with prompts the other two, each in proportion to its share
-of the expected time, so all stay positive. What is decided by it is when tokens are computed, never which.
+of the expected time, so all stay positive. This affects when tokens are computed, never which tokens.
 """
 
 import math
 from dataclasses import dataclass
 
-AT_FIRST = (16.0, 1.0, 0.002)  # the coefficients' ratio before anything was measured: about a CPU's
-RATE = 0.5  # of what a step took more or less than expected (as a logarithm), how much is learnt from it
-MOST = 4.0  # a step that took longer or shorter than expected by more than this factor says no more than that
-LEAST = (1e-6, 1e-9, 1e-12)  # seconds: no coefficient becomes smaller, however short steps are
+AT_FIRST = (16.0, 1.0, 0.002)  # initial ratio of the coefficients: about a CPU's
+RATE = 0.5  # the share of the error (as a logarithm) that one step corrects
+MOST = 4.0  # limit of the factor between measured and expected time
+LEAST = (1e-6, 1e-9, 1e-12)  # seconds: lower bounds of the coefficients
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a step computes."""
+    """The work of a step."""
 
     n_tokens: int = 0
     n_pairs: int = 0
 
     @staticmethod
     def of(start: int, n_tokens: int) -> "Work":
-        """So many tokens of one text, from a position on.
+        """The work of n_tokens of one text, from position start.
 
         >>> Work.of(0, 3), Work.of(10, 1)
         (Work(n_tokens=3, n_pairs=6), Work(n_tokens=1, n_pairs=11))
@@ -37,7 +37,7 @@ class Work:
 
 
 class StepCost:
-    """What steps cost.
+    """The fitted step times.
 
     >>> pace = StepCost()
     >>> for _ in range(200):
@@ -52,16 +52,15 @@ class StepCost:
         self._is_known = False
 
     def seconds(self, work: Work) -> float:
-        """How long a step of this is expected to take; 0 before the first was measured."""
+        """Expected time of a step; 0 before the first measurement."""
         return sum(self._parts(work)) if self._is_known else 0.0
 
     def more_seconds(self, work: Work) -> float:
-        """How much longer a step takes with this in it."""
+        """Time that this work adds to a step."""
         return sum(self._parts(work)[1:]) if self._is_known else 0.0
 
     def room(self, seconds: float, start: int) -> int:
-        """How many tokens of a text, from a position on, make a step longer by at most so many seconds; none
-        before the first was measured."""
+        """How many tokens of a text, from position start, add at most `seconds` to a step; 0 before a measurement."""
         if not self._is_known or seconds <= 0:
             return 0
         _, token, pair = self._coefficients
@@ -69,7 +68,7 @@ class StepCost:
         return int(2 * seconds / (linear + math.sqrt(linear**2 + 2 * pair * seconds)))
 
     def learn(self, work: Work, seconds: float, is_plain: bool = False) -> None:
-        """A step of this took so long. A plain one, without prompts, tells what any step costs, and only that."""
+        """Update with a measured step. A plain step, without prompts, corrects only the constant term."""
         if not self._is_known:
             factor = max(seconds, LEAST[0]) / sum(self._parts(work))
             self._coefficients = (AT_FIRST[0] * factor, AT_FIRST[1] * factor, AT_FIRST[2] * factor)
@@ -91,7 +90,7 @@ class StepCost:
 
 
 def _correction(expected: float, seconds: float) -> float:
-    """The factor by which an expectation is corrected.
+    """The factor that corrects an expected time.
 
     >>> _correction(0.1, 0.1), _correction(0.1, 0.4), _correction(0.1, 100.0), _correction(0.1, -1.0)
     (1.0, 2.0, 2.0, 0.5)
@@ -101,17 +100,17 @@ def _correction(expected: float, seconds: float) -> float:
 
 @dataclass(frozen=True)
 class LatencyBudget:
-    """How long a step may keep decoding rows waiting when prompts are read beside them.
+    """The maximum time of a step that reads prompts while rows decode.
 
     >>> LatencyBudget(0.2).seconds(plain=0.3), LatencyBudget(0.2, n_rounds=4).seconds(plain=0.3)
     (0.2, 1.2)
     """
 
     limit: float = math.inf  # seconds
-    n_rounds: float = 0.0  # or as long as so many steps without prompts take, if that is longer
+    n_rounds: float = 0.0  # or the time of this many steps without prompts, if longer
 
     def seconds(self, plain: float) -> float:
-        """The longest time of a step, if one without prompts takes so long."""
+        """The maximum time of a step, given the time of one without prompts."""
         return max(self.limit, self.n_rounds * plain)
 
 

@@ -1,4 +1,4 @@
-"""The target's side of a round: compute the text and the speculation in one step, then decide by a rule."""
+"""The verifier: computes text and speculation in one step, then decides by a rule."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -14,17 +14,17 @@ from saguaro.target.sampler import Context, logprobs, prompt_logprobs
 from saguaro.target.scheduler import Batch, BatchRow
 from saguaro.types import Outcome, Speculation, TokenLogprobs
 
-SCORED_BYTES = 2**25  # of a prompt's logits that are held at a time
+SCORED_BYTES = 2**25  # limit of the prompt logits held at once
 
 
 class Pending(Protocol):
-    """A verification under way."""
+    """A running verification."""
 
     def outcome(self) -> Outcome:
         """Wait for the result."""
 
     def seconds(self) -> float | None:
-        """How long a device computed, once the result is there; None where the host can tell by itself."""
+        """Device time, available after the result; None on a CPU."""
 
 
 class Verifier(Protocol):
@@ -32,23 +32,23 @@ class Verifier(Protocol):
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a launch returns long before its result is there, so that the host is free meanwhile."""
+        """Whether launch returns before the result is computed, so that the host can continue."""
 
     def launch(self, batch: Batch, spec: Speculation) -> Pending:
-        """Start computing a batch. spec has a row for every sampling row, no longer than its lookahead."""
+        """Start computing a batch. spec has one row per sampling row, at most as long as its lookahead."""
 
 
 @dataclass(frozen=True)
 class EagerPending:
-    """A verification whose parts are on their way one by one."""
+    """A verification whose result tensors may still be computed."""
 
     batch: Batch
-    slots: list[int]  # [B] at launch: a request aborted in the meantime has none any more
+    slots: list[int]  # [B] at launch; a request that is aborted later loses its slot
     drafted: list[list[int]]  # [B][length]
     n_accepted: Tensor  # [B]
     bonus: Tensor  # [B]
-    raw: Tensor | None  # [L, known V] logits before any shaping, if someone asked for logprobs
-    scored: tuple[tuple[TokenLogprobs, ...], ...] = ()  # [R] of prompts' tokens, if someone asked for them
+    raw: Tensor | None  # [L, known V] unmodified logits, if logprobs are requested
+    scored: tuple[tuple[TokenLogprobs, ...], ...] = ()  # [R] of prompt tokens, if requested
 
     def outcome(self) -> Outcome:
         """Wait for the result."""
@@ -59,7 +59,7 @@ class EagerPending:
         return Outcome(slots, length, n_accepted, bonus, own, self.scored)
 
     def seconds(self) -> float | None:
-        """Launching and waiting is all there is."""
+        """None: the host measures launch and wait itself."""
         return None
 
     def _logprobs(self, n_accepted: list[int], bonus: list[int]) -> tuple[tuple[TokenLogprobs, ...], ...]:
@@ -77,7 +77,7 @@ class EagerPending:
 
 
 class EagerVerifier:
-    """Launches verifications operation by operation: any batch, any request."""
+    """Runs verifications eagerly. Handles every batch and request."""
 
     runs_ahead = False
 
@@ -100,7 +100,7 @@ class EagerVerifier:
 
     @torch.inference_mode()
     def decide(self, batch: Batch, spec: Speculation, drafted: list[list[int]], logits: Tensor) -> EagerPending:
-        """Decide by the logits, [L, V], after the text and each speculated token of every sampling row."""
+        """Apply the rule to the logits, [L, V], after the text and each speculated token of every sampling row."""
         sampling = batch.sampling
         wants_logprobs = any(row.request.params.logprobs is not None for row in sampling)
         raw = logits[:, : self._n_known].clone() if wants_logprobs else None
@@ -114,9 +114,9 @@ class EagerVerifier:
         return EagerPending(batch, [row.request.slot for row in sampling], drafted, n_accepted, bonus, raw)
 
     def _score(self, batch: Batch, step: Step, hidden: Tensor) -> tuple[tuple[TokenLogprobs, ...], ...]:
-        """The log-probabilities of each row's prompt tokens that follow those of this step, hidden [T, D]."""
+        """For each row, the log-probabilities of the prompt tokens after those of this step; hidden: [T, D]."""
         found = []
-        for row, first in zip(batch.rows, step.starts, strict=False):  # the last start is the end
+        for row, first in zip(batch.rows, step.starts, strict=False):  # starts has one more entry, the end
             own = hidden[first : first + row.n_tokens]
             found.append(self._score_row(row, own) if row.request.n_unscored else ())
         return tuple(found)
@@ -124,7 +124,7 @@ class EagerVerifier:
     def _score_row(self, row: BatchRow, hidden: Tensor) -> tuple[TokenLogprobs, ...]:  # [n_tokens, D]
         request, n_top = row.request, row.request.params.prompt_logprobs
         assert n_top is not None
-        # Hidden state i is of position start + i, and scores the token after it.
+        # Hidden state i is at position start + i and scores the next token.
         begin, end = len(request.prompt_logprobs) - 1 - row.start, len(request.prompt) - 1 - row.start
         end = min(end, row.n_tokens)
         width = max(1, SCORED_BYTES // (4 * self._n_known))

@@ -1,15 +1,15 @@
-"""A fallback that drafts as many tokens as pay, where each takes a step of its own.
+"""A fallback that drafts as many tokens as pay, if each takes a separate step.
 
-After every token it is asked again whether one more is worth its step. It is, if
+After every token it decides whether to draft one more. It does, if
 
-    P(all so far stand) x P(one more does)  >  tokens per second as it goes x (a step + verifying one token more)
+    P(all so far accepted) x P(the next accepted)  >  current tokens per second x (a step + verifying one more token)
 
-which is the rule of the most tokens per second in the long run. How likely a token is to stand is learnt from how far
-the draft put it before the next best one, its lead; of one that is not drafted yet, from how often others at that
-position stood. Where even the first does not pay, misses are left to the backup.
+which maximizes tokens per second in the long run. The acceptance probability of a drafted token is learnt from its
+lead; that of a token not drafted yet, from the acceptance rate at its position. If even the first token does not pay,
+misses are left to the backup.
 
-That a draft ends depends on the tokens before its end and not on those that would come: what is verified stays drawn
-from q, and rejection exact.
+The decision to stop depends on the tokens before the end, not on later ones. So verified tokens are still distributed
+as q, and rejection stays exact.
 """
 
 import time
@@ -23,10 +23,10 @@ from saguaro.draft.policy.fallback import ASSUMED, EVERY, put_in_flight, send
 from saguaro.draft.rows import DraftRow, DraftRows, GoesOn, Proposal, Proposer, Wanted
 from saguaro.types import CACHE, Outcome
 
-LEADS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # between these, leads are taken for equal
-HICCUP = 3  # a verification takes at most as many times the usual
-SLOW = 2  # drafts that are not timed: at first everything is slow
-TRIES, LEAST_GAP, MOST_GAP = 3, 8, 128  # drafts in a row to see whether the primary pays again, and misses before that
+LEADS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # bin edges of the lead
+HICCUP = 3  # limit of a verification's time, relative to the mean
+SLOW = 2  # first drafts that are not timed, because they are slow
+TRIES, LEAST_GAP, MOST_GAP = 3, 8, 128  # drafts per trial of the primary, and misses before a trial
 
 now = time.perf_counter
 
@@ -37,25 +37,25 @@ class StepwiseProposer(Protocol):
     source: int
 
     def propose(self, rows: Sequence[DraftRow], lookahead: int, goes_on: GoesOn | None = None) -> Proposal:
-        """See Proposer; ends where goes_on says so."""
+        """See Proposer; stops when goes_on returns False."""
 
 
 class AdaptiveFallback:
-    """The primary for as many tokens as pay, or the backup."""
+    """Uses the primary for as many tokens as pay, or the backup."""
 
     def __init__(self, primary: StepwiseProposer, backup: Proposer) -> None:
         self._primary, self._backup = primary, backup
         self._stands = _Stands()
-        self._by_primary, self._by_backup = Average(), Average()  # tokens that stood of a speculation
+        self._by_primary, self._by_backup = Average(), Average()  # accepted tokens per speculation
         self._draft_s, self._step_s = Average(kept=0.9), Average(kept=0.9)  # of the primary; the first are slow
-        self._verify_s = _Line()  # between an answer and the next outcome, by tokens in flight
-        self._leads: dict[DraftRow, list[float]] = {}  # of what the primary has in flight
+        self._verify_s = _Line()  # from a reply to the next outcome, by tokens in flight
+        self._leads: dict[DraftRow, list[float]] = {}  # of the primary's tokens in flight
         self._answered: float | None = None
         self._n_decisions = self._n_drafts = 0
         self._gap = self._n_left = LEAST_GAP  # misses of the backup until the primary is tried again
 
     def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
-        """See Fallback; now and then otherwise than it seems best, to keep measuring."""
+        """See Fallback; sometimes takes the other choice, to keep measuring."""
         self._leads = {}
         if missed:
             rate, is_worth = self._judge(len(missed), n_rows, max(n for _, n in missed))
@@ -93,8 +93,8 @@ class AdaptiveFallback:
             self._step_s.add(seconds / n_steps)
 
     def _chooses(self, is_worth: bool) -> bool:
-        """Whether the primary drafts: where it is worth it but for once in a while, and elsewhere a few times in a row,
-        the more rarely the longer it has not been."""
+        """Whether the primary drafts: if it pays, always except for rare trials of the backup; otherwise in short
+        trials at growing intervals."""
         if is_worth:
             self._gap = self._n_left = LEAST_GAP
             return self._n_decisions % EVERY != 0
@@ -104,18 +104,18 @@ class AdaptiveFallback:
         return self._n_left <= 0
 
     def _judge(self, n_missed: int, n_rows: int, room: int) -> tuple[float, bool]:
-        """Tokens per second, and whether that is with the primary; until there is more to go by, all of it stands."""
+        """Tokens per second, and whether the primary reaches it. Without measurements, assume full acceptance."""
         if not (self._step_s.n and self._verify_s.n):
             return 0.0, True
         stood = _hoped(self._by_primary, room)
-        others = n_rows + (n_rows - n_missed) * stood  # the rest was prepared, by the primary
+        others = n_rows + (n_rows - n_missed) * stood  # hits were drafted by the primary
         with_it = (others + n_missed * stood) / (self._verify_s.mean() + self._draft_s.mean(0.0))
         without = (others + n_missed * self._by_backup.mean(0.0)) / self._verify_s.at(0.0)
         return max(with_it, without), with_it >= without
 
     def _watch(self, missed: Sequence[Wanted], rate: float | None) -> GoesOn:
-        """Says whether one more token of each pays, at this rate; without one, always."""
-        reach = {row: 1.0 for row, _ in missed}  # how likely it is that all of its tokens stand
+        """Build the stop rule: whether one more token per row pays at this rate; None: always."""
+        reach = {row: 1.0 for row, _ in missed}  # probability that all its tokens are accepted
         cost_s = self._step_s.mean(0.0) + len(missed) * self._verify_s.slope()
 
         def goes_on(leads: Sequence[tuple[DraftRow, float]]) -> bool:
@@ -130,13 +130,13 @@ class AdaptiveFallback:
 
 @dataclass
 class _Stands:
-    """How often a token stood where all before it did."""
+    """How often a token was accepted if all before it were."""
 
     by_lead: list[Average] = field(default_factory=lambda: [Average() for _ in range(len(LEADS) + 1)])
     by_position: list[Average] = field(default_factory=list)
 
     def learn(self, k: int, length: int, leads: Sequence[float]) -> None:
-        """k tokens of so many stood; leads as far as they are known."""
+        """Record k accepted tokens of `length`, with the leads that are known."""
         self.by_position += [Average() for _ in range(length - len(self.by_position))]
         for position in range(min(k + 1, length)):
             self.by_position[position].add(position < k)
@@ -144,24 +144,24 @@ class _Stands:
             self.by_lead[bisect_right(LEADS, lead)].add(position < k)
 
     def chance(self, lead: float) -> float:
-        """Of a token with this lead; one of a kind that was rarely verified is taken to stand."""
+        """Acceptance probability at this lead, optimistic if there are few measurements."""
         return _hoped(self.by_lead[bisect_right(LEADS, lead)], 1.0)
 
     def next(self, position: int) -> float:
-        """Of a token that is not drafted yet."""
+        """Acceptance probability of a token at this position that is not drafted yet."""
         if position >= len(self.by_position):
             return 1.0
         return _hoped(self.by_position[position], 1.0)
 
 
 def _hoped(known: Average, most: float) -> float:
-    """The mean, and the most there could be as far as little was seen."""
+    """Mean with an optimistic prior."""
     return known.mean(most, weight=max(0.0, ASSUMED - known.n))
 
 
 @dataclass
 class _Line:
-    """Seconds by a number of tokens: the straight line through what was seen, the latest most.
+    """Seconds as a linear function of the number of tokens, fitted with exponential decay.
 
     >>> line = _Line()
     >>> [line.add(x, 10 + 2 * x) for x in (0, 1, 4)]
@@ -178,7 +178,7 @@ class _Line:
     xy: float = 0.0
 
     def add(self, x: float, y: float) -> None:
-        """One more; one that took far longer than most counts for less."""
+        """Add a measurement. Outliers are clipped."""
         if self.n > ASSUMED:
             y = min(y, HICCUP * self.mean())
         sums = (self.n, self.x, self.y, self.xx, self.xy)
@@ -186,11 +186,11 @@ class _Line:
         self.n, self.x, self.y, self.xx, self.xy = (self.kept * s + m for s, m in zip(sums, more, strict=True))
 
     def mean(self) -> float:
-        """Seconds, on average."""
+        """Mean seconds."""
         return self.y / self.n
 
     def slope(self) -> float:
-        """Seconds for a token more, never less than none."""
+        """Seconds per additional token, at least 0."""
         spread = self.xx * self.n - self.x * self.x
         return max(0.0, (self.xy * self.n - self.x * self.y) / spread) if spread > 1e-6 * self.n * self.n else 0.0
 

@@ -1,4 +1,4 @@
-"""A mean of what was seen, the latest most, and how far values lie from it."""
+"""A decaying mean and standard deviation."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Average:
-    """A mean that slowly forgets.
+    """A mean with exponential decay.
 
     >>> some = Average()
     >>> some.add(1.0)
@@ -19,25 +19,25 @@ class Average:
     (3.0, 2.0)
     """
 
-    kept: float = 0.98  # of what was seen, with every value more
+    kept: float = 0.98  # decay factor per value
     total: float = 0.0
     squares: float = 0.0
     n: float = 0.0
 
     def add(self, value: float) -> None:
-        """One more."""
+        """Add a value."""
         self.fade(self.kept)
         self.total, self.squares, self.n = self.total + value, self.squares + value * value, self.n + 1
 
     def fade(self, kept: float) -> None:
-        """Count what was seen so far for less."""
+        """Reduce the weight of all values so far."""
         self.total, self.squares, self.n = kept * self.total, kept * self.squares, kept * self.n
 
     def mean(self, before: float, weight: float = 0.0) -> float:
-        """The mean; what was assumed before anything was seen counts as so many values."""
+        """The mean; `before` is a prior with this weight."""
         n = self.n + weight
         return (self.total + weight * before) / n if n else before
 
     def spread(self) -> float:
-        """The standard deviation of a value; nothing was seen: 0."""
+        """The standard deviation; 0 without values."""
         return math.sqrt(max(0.0, self.squares / self.n - self.mean(0.0) ** 2)) if self.n else 0.0

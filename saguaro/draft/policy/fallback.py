@@ -1,7 +1,7 @@
-"""Who drafts a row whose outcome was not prepared: always the same, or whoever is worth the wait at this batch size.
+"""What drafts a row after a miss: always one proposer, or the one that pays at this batch size.
 
-A draft model drafts well, but everybody waits for it; an n-gram look-up costs nothing. Theorem 17 gives the batch size
-b* at which waiting stops to pay; `MeasuredFallback` asks the same of what was measured, for the misses at hand.
+A draft model drafts well, but all rows wait for it; an n-gram look-up is free. Theorem 17 gives the batch size b* from
+which waiting does not pay; `MeasuredFallback` decides by measurements, for the current misses.
 """
 
 import math
@@ -17,32 +17,32 @@ from saguaro.draft.policy.average import Average
 from saguaro.draft.rows import DraftRow, DraftRows, Proposal, Proposer, Wanted
 from saguaro.types import CACHE, EMPTY, Outcome
 
-ASSUMED = 8  # misses for which it counts what the primary's other speculations are worth
-EVERY = 64  # of the decisions about a miss, one is made the other way, to keep measuring both
+ASSUMED = 8  # weight of the prior, in misses
+EVERY = 64  # one of so many decisions is reversed, to keep measuring both proposers
 
 
 class Fallback(Protocol):
-    """Drafts misses."""
+    """Drafts the rows that missed."""
 
     def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
-        """Put a speculation in flight for each of these, in a batch of n_rows."""
+        """Put a speculation in flight for each of these rows, in a batch of n_rows."""
 
     def learn(self, outcome: Outcome, rows: DraftRows) -> None:
-        """What came of what is in flight; told before it is committed."""
+        """Learn the outcome of the speculations in flight. Called before the commit."""
 
 
 class NoProposer:
-    """Proposes nothing."""
+    """Proposes no tokens."""
 
     source = EMPTY
 
     def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
-        """Nothing."""
+        """Always empty."""
         return Proposal([[] for _ in rows])
 
 
 class FixedFallback:
-    """The same proposer for every miss."""
+    """Uses one proposer for every miss."""
 
     def __init__(self, proposer: Proposer) -> None:
         self._proposer = proposer
@@ -52,18 +52,18 @@ class FixedFallback:
         put_in_flight(self._proposer, missed)
 
     def learn(self, outcome: Outcome, rows: DraftRows) -> None:
-        """Nothing to decide."""
+        """Nothing to learn."""
 
 
 class BatchSizeFallback:
-    """The primary below b* rows, the backup from there on; b* by Theorem 17 from running measurements."""
+    """Uses the primary below b* rows, else the backup; b* by Theorem 17 from running measurements."""
 
     def __init__(self, primary: Proposer, backup: Proposer) -> None:
         self._seen = FallbackStats(primary, backup)
 
     @property
     def critical(self) -> float:
-        """b* as it stands; infinite until a miss has been drafted."""
+        """The current b*; infinite until a miss has been drafted."""
         seen = self._seen
         hit_p, hit_b = seen.hit_after_hit.mean(0.8), seen.hit_after_miss.mean(0.8)
         tokens_p, tokens_b = 1 + seen.accepted_slow.mean(1.0), 1 + seen.accepted_fast.mean(0.0)
@@ -79,7 +79,7 @@ class BatchSizeFallback:
 
 
 class MeasuredFallback:
-    """The primary where the tokens it adds are worth more than the time everybody waits for them."""
+    """Uses the primary if the tokens it adds are worth the time that all rows wait."""
 
     def __init__(self, primary: Proposer, backup: Proposer) -> None:
         self._seen = FallbackStats(primary, backup)
@@ -89,12 +89,12 @@ class MeasuredFallback:
         self._seen.draft(missed, bool(missed) and self._is_worth(missed, n_rows))
 
     def _is_worth(self, missed: Sequence[Wanted], n_rows: int) -> bool:
-        """Whether (tokens gained) / (time waited) beats the tokens per second of the batch as it goes."""
+        """Whether (tokens gained) / (time waited) exceeds the current tokens per second of the batch."""
         seen = self._seen
         if not (seen.draft_s.n and seen.verify_s.n):
             return True
-        # A few unlucky misses must not end it: until there are many they are taken for what the primary says elsewhere,
-        # and what it says elsewhere, until that is much, for all that it is asked for.
+        # A few bad misses must not rule it out. The prior is the acceptance of all the primary's speculations, and
+        # the prior of that is full acceptance.
         usual = seen.accepted_primary.mean(max(n for _, n in missed), weight=ASSUMED)
         slow = seen.accepted_slow.mean(usual, weight=ASSUMED)
         gained = len(missed) * (slow - seen.accepted_fast.mean(0.0))
@@ -108,25 +108,25 @@ class MeasuredFallback:
 
 @dataclass
 class FallbackStats:
-    """Has misses drafted by the one or the other, and measures what that gives and costs."""
+    """Drafts misses with either proposer, and measures gain and cost."""
 
     primary: Proposer  # slow and good
     backup: Proposer  # fast
-    accepted: Average = field(default_factory=Average)  # tokens of a speculation, any
-    accepted_primary: Average = field(default_factory=Average)  # drafted by the primary, prepared or not
+    accepted: Average = field(default_factory=Average)  # accepted tokens per speculation
+    accepted_primary: Average = field(default_factory=Average)  # drafted by the primary, on hits and misses
     accepted_slow: Average = field(default_factory=Average)  # drafted by the primary on a miss
     accepted_fast: Average = field(default_factory=Average)  # by the backup
     hit_after_hit: Average = field(default_factory=Average)
     hit_after_miss: Average = field(default_factory=Average)
-    draft_s: Average = field(default_factory=partial(Average, kept=0.9))  # a miss drafted by the primary; at first slow
-    verify_s: Average = field(default_factory=Average)  # between an answer and the next outcome
+    draft_s: Average = field(default_factory=partial(Average, kept=0.9))  # primary, per miss; the first are slow
+    verify_s: Average = field(default_factory=Average)  # from a reply to the next outcome
     _was_hit: WeakKeyDictionary[DraftRow, bool] = field(default_factory=WeakKeyDictionary)
-    _was_slow: dict[DraftRow, bool] = field(default_factory=dict)  # the misses that were last drafted
+    _was_slow: dict[DraftRow, bool] = field(default_factory=dict)  # the last misses: drafted by the primary?
     _answered: float = math.nan
     _n_decisions: int = 0
 
     def draft(self, missed: Sequence[Wanted], is_worth: bool) -> None:
-        """Draft misses, by the primary if it is worth it; now and then the other way."""
+        """Draft misses with the primary if it pays, else with the backup; sometimes the other way, to measure."""
         self._n_decisions += bool(missed)
         is_slow = is_worth != (bool(missed) and self._n_decisions % EVERY == 0)
         began = time.perf_counter()
@@ -137,7 +137,7 @@ class FallbackStats:
             self.draft_s.add(self._answered - began)
 
     def outcome(self, outcome: Outcome, rows: DraftRows) -> None:
-        """Count what came of what is in flight."""
+        """Measure the outcome of the speculations in flight."""
         if len(outcome.slots) and not math.isnan(self._answered):
             self.verify_s.add(time.perf_counter() - self._answered)
         for slot, k in zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), strict=True):
@@ -156,14 +156,14 @@ class FallbackStats:
 
 
 def put_in_flight(proposer: Proposer, missed: Sequence[Wanted]) -> None:
-    """Ask a proposer for as many tokens as each row has room for."""
+    """Draft as many tokens as each row has room for."""
     if not missed:
         return
     send(proposer.propose([row for row, _ in missed], max(n for _, n in missed)), missed, proposer.source)
 
 
 def send(proposal: Proposal, missed: Sequence[Wanted], source: int) -> None:
-    """Put a proposal in flight, as much as each row has room for."""
+    """Put a proposal in flight, limited by each row's room."""
     for index, (row, n) in enumerate(missed):
         q = None if proposal.q is None else proposal.q[index]
         row.propose(proposal.tokens[index][:n], source, q)

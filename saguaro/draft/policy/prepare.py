@@ -1,19 +1,19 @@
-"""Whether to prepare at all: where target and draft share a device, what is prepared slows what is verified.
+"""Whether to prepare. On a shared device, preparation slows the verification.
 
-Preparing or not decides how long it takes until the next preparation (the verification beside it, then misses drafted
-just in time) and what is in flight by then. Either way is worth
+Preparing changes the time until the next preparation (the verification, then misses drafted just in time) and the
+speculations in flight by then. Each of the two modes has
 
-    rate = (tokens that come of a row) / (seconds of a round)
+    rate = (tokens per row) / (seconds per round)
 
-and the better one is taken, by batch size. Tokens are not counted one way and the other: luck would take hundreds of
-rounds to even out. What was prepared is what would have been drafted just in time, so it is learnt once how many
-tokens stand of a speculation, by who made it and its length, and each way is judged by the speculations it makes.
+and the mode with the higher rate is used, per batch size. Tokens are not counted per mode, because the variance would
+take hundreds of rounds to average out. A prepared speculation equals the one drafted just in time. So the accepted
+tokens are learnt once per proposer and length, and each mode is rated by the speculations it makes.
 
-Rounds in which somebody joined or was read say nothing; nor do the first after a change, when the draft catches up
-with text it did not compute. The others come in stretches of one way, which take turns until the difference is beyond
-chance; from then on the other way is visited, the more rarely the worse it is and the more often that changed nothing.
-In a stretch a round that took far longer than most counts for nothing. Of the rest a mean is kept and no median: rounds
-are of two kinds, with a miss and without, and a median sees but one.
+Rounds in which a row joined or was read are not counted; nor are the first rounds after a change, in which the draft
+catches up. Other rounds form stretches of one mode. Stretches alternate until the difference is significant. After
+that the other mode is visited, more rarely the worse it is and the more visits changed nothing. Within a stretch,
+outliers are dropped. The rest is averaged, not reduced to a median: rounds with and without a miss form two clusters,
+and a median sees only one.
 """
 
 import math
@@ -30,61 +30,61 @@ from saguaro.draft.rows import DraftRow, DraftRows
 from saguaro.types import CACHE, DRAFT, Outcome
 
 WARM_UP = 2  # rounds after a change that are not counted
-FIRST, MOST_FIRST = 6, 48  # rounds of a stretch before the better way is known, and of either way in all
-SURE = 2  # standard errors by which one way is known for the better
-VISIT = 4  # rounds the other way, now and then
+FIRST, MOST_FIRST = 6, 48  # rounds per stretch before the better mode is known, and in total per mode
+SURE = 2  # standard errors for a significant difference
+VISIT = 4  # rounds per visit of the other mode
 LEAST_GAP, MOST_GAP = 32, 4096  # rounds between visits
-SPENT = 0.005  # of the time, at most, on visits: where the other way is much worse they begin further apart
-KEPT = 1 / 4  # of what was known of a way, with every stretch more
-NEWS, LEAST_NEWS = 4, 0.08  # standard errors and share by which a stretch is news: one small hiccup is none
-HICCUP = 2.5  # a round takes at most as many times the usual
+SPENT = 0.005  # maximum share of time for visits: a much worse mode is visited less often from the start
+KEPT = 1 / 4  # decay of earlier measurements per stretch
+NEWS, LEAST_NEWS = 4, 0.08  # standard errors, and minimum share, by which a stretch counts as a change
+HICCUP = 2.5  # limit of a round's time, relative to the median
 
-Kind = tuple[int, int]  # of a speculation: who made it, and its length
-Round = tuple[float, Sequence[Kind]]  # its seconds, and the speculations it made
+Kind = tuple[int, int]  # of a speculation: source and length
+Round = tuple[float, Sequence[Kind]]  # seconds, and the speculations made
 
 
 class PreparePolicy(Protocol):
     """Decides whether to prepare."""
 
     def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
-        """Whether to prepare, now that these rows were answered, of those that are known; asked once a round."""
+        """Whether to prepare for these rows, a part of the known ones. Called once per round, after the reply."""
 
     def learn(self, outcome: Outcome, rows: DraftRows) -> None:
-        """What came of what is in flight; told before it is committed."""
+        """Learn the outcome of the speculations in flight. Called before the commit."""
 
 
 class AlwaysPrepare:
     """Always prepares."""
 
     def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
-        """Yes."""
+        """Always True."""
         return True
 
     def learn(self, outcome: Outcome, rows: DraftRows) -> None:
-        """Nothing to decide."""
+        """Nothing to learn."""
 
 
 class NeverPrepare:
-    """Never prepares: the target's own thread would have to, and nothing would be hidden."""
+    """Never prepares. Used if the draft runs in the target's thread, where nothing could overlap."""
 
     def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
-        """No."""
+        """Always False."""
         return False
 
     def learn(self, outcome: Outcome, rows: DraftRows) -> None:
-        """Nothing to decide."""
+        """Nothing to learn."""
 
 
 class MeasuredPrepare:
-    """Prepares where that pays."""
+    """Prepares if measurements show a gain."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
-        self._worth: dict[Kind, Average] = defaultdict(lambda: Average(kept=0.998))  # tokens that stood of one
+        self._worth: dict[Kind, Average] = defaultdict(lambda: Average(kept=0.998))  # accepted tokens per speculation
         self._books: dict[int, _Book] = defaultdict(_Book)  # by batch size
-        self._asked: set[DraftRow] = set()  # at the last preparation, if nobody was read
+        self._asked: set[DraftRow] = set()  # rows of the last preparation, if no text was being read
         self._began = 0.0
-        self._last, self._n_alike = (0, True), 0  # batch size and way of the last round; so many in a row
+        self._last, self._n_alike = (0, True), 0  # batch size and mode of the last round, and for how many rounds
 
     def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
         """See PreparePolicy."""
@@ -109,13 +109,13 @@ class MeasuredPrepare:
 
 @dataclass
 class _Way:
-    """What is known of rounds that were prepared for, or of rounds that were not."""
+    """Measurements of one mode: rounds with, or without, preparation."""
 
-    seconds: Average = field(default_factory=lambda: Average(kept=1.0))  # of a round
-    made: dict[Kind, float] = field(default_factory=dict)  # speculations, of which old ones count less
+    seconds: Average = field(default_factory=lambda: Average(kept=1.0))  # per round
+    made: dict[Kind, float] = field(default_factory=dict)  # number of speculations, decayed
 
     def learn(self, rounds: Sequence[Round], kept: float) -> None:
-        """One stretch more; so much is kept of what was known."""
+        """Add a stretch, after decaying earlier measurements by `kept`."""
         self.seconds.fade(kept)
         self.made = {kind: kept * times for kind, times in self.made.items()}
         for seconds, kinds in rounds:
@@ -124,13 +124,13 @@ class _Way:
                 self.made[kind] = self.made.get(kind, 0.0) + 1
 
     def is_news(self, rounds: Sequence[Round]) -> bool:
-        """Whether these are not what was known."""
+        """Whether these rounds differ significantly from earlier ones."""
         known = self.seconds.mean(0.0)
         chance = self.seconds.spread() * math.sqrt(1 / len(rounds) + 1 / self.seconds.n)
         return abs(fmean(seconds for seconds, _ in rounds) - known) > max(NEWS * chance, LEAST_NEWS * known)
 
     def rate(self, worth: dict[Kind, Average]) -> tuple[float, float]:
-        """Tokens of a row per second, and the standard error of that."""
+        """Tokens per row and second, and the standard error."""
         n = sum(self.made.values())
         stood = sum(times * worth[kind].mean(0.0) for kind, times in self.made.items())
         mean = self.seconds.mean(1.0)
@@ -140,18 +140,18 @@ class _Way:
 
 @dataclass
 class _Book:
-    """Both ways at one batch size, and which is taken."""
+    """Both modes at one batch size, and the current one."""
 
-    ways: tuple[_Way, _Way] = field(default_factory=lambda: (_Way(), _Way()))  # without preparing, with it
-    best: bool | None = None  # the better way, once that is known
-    is_taken: bool = True  # the way of this stretch
+    ways: tuple[_Way, _Way] = field(default_factory=lambda: (_Way(), _Way()))  # without and with preparation
+    best: bool | None = None  # the better mode, once known
+    is_taken: bool = True  # the mode of this stretch
     rounds: list[Round] = field(default_factory=list)  # of this stretch
-    loss: float = 0.0  # of the worse way, as a share of the better one's rate
+    loss: float = 0.0  # of the worse mode, relative to the better one's rate
     gap: int = LEAST_GAP  # rounds between visits
-    n_left: int = 0  # until the next
+    n_left: int = 0  # rounds until the next visit
 
     def count(self, one: Round, worth: dict[Kind, Average]) -> None:
-        """A round of the way that is taken; after the last of a stretch it is decided how to go on."""
+        """Count a round of the current mode. At the end of a stretch, choose the next mode."""
         self.rounds.append(one)
         if len(self.rounds) == self._length():
             is_news, is_open = self._learn(), self._judge(worth)
@@ -163,7 +163,7 @@ class _Book:
         return LEAST_GAP if self.is_taken == self.best else VISIT
 
     def _learn(self) -> bool:
-        """Add the stretch to what is known; whether it is other than that was."""
+        """Add the stretch to the measurements. Returns whether it differs from earlier ones."""
         most = HICCUP * median_low(seconds for seconds, _ in self.rounds)
         usual = [one for one in self.rounds if one[0] <= most]
         way = self.ways[self.is_taken]
@@ -173,7 +173,7 @@ class _Book:
         return is_news
 
     def _judge(self, worth: dict[Kind, Average]) -> bool:
-        """Find the way that is better beyond chance, or that seems so after long; whether that is new or in doubt."""
+        """Find the significantly faster mode, or after MOST_FIRST rounds the faster one. True: changed or in doubt."""
         n, before = min(way.seconds.n for way in self.ways), self.best
         if not n:
             return True
@@ -185,11 +185,11 @@ class _Book:
         return self.best != before or (self.is_taken != before and self.is_taken == seems)
 
     def _go_on(self, is_news: bool, is_open: bool) -> None:
-        """Choose the way of the next stretch: visits double their distance while they leave nothing open."""
-        if self.best is None:  # one way twice in a row saves a change
+        """Choose the mode of the next stretch. The gap between visits doubles while they change nothing."""
+        if self.best is None:  # two stretches of one mode in a row save a change
             self.is_taken ^= self.ways[self.is_taken].seconds.n > self.ways[not self.is_taken].seconds.n
             return
-        if is_news:  # the other way may have changed as well
+        if is_news:  # the other mode may have changed as well
             self.gap = self.n_left = LEAST_GAP
         elif is_open:
             self.gap = self.n_left = max(LEAST_GAP, math.ceil((WARM_UP + VISIT) * self.loss / SPENT))

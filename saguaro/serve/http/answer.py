@@ -1,4 +1,4 @@
-"""From a request for text to its response, whole or piece by piece; chat and completions differ in their shapes."""
+"""Responses of chat and completions, whole or streamed. A Shape has the differences between the two."""
 
 import time
 import uuid
@@ -21,38 +21,38 @@ from saguaro.serve.http.speculation import Narrator
 from saguaro.serve.http.sse import DONE, EventStream, sse, unless_gone
 from saguaro.target.scheduler import NOT_FINITE
 
-GRACE = 10.0  # seconds after the time limit until a client that reads nothing is left
+GRACE = 10.0  # seconds after the time limit until a client that does not read is dropped
 
 T = TypeVar("T")
 Choice = dict[str, Any]
 
 
 class Shape(Protocol):
-    """How an endpoint words what was generated."""
+    """How an endpoint formats its output."""
 
     prefix: str  # of ids
     whole: str  # `object` of a response
     chunk: str  # `object` of a chunk
 
     def opening(self) -> Choice | None:
-        """What an output's first chunk says before there is any text."""
+        """The content of an output's first chunk, before any text."""
 
     def pieces(self, at: int, delta: Delta, is_wanted: bool) -> list[Choice]:
-        """What a delta adds to output `at`, in one choice or several; in none if it adds nothing and is not wanted."""
+        """What a delta adds to output `at`, as choices; none if it adds nothing and is not wanted."""
 
     def output(self, at: int, output: Completion, result: Result) -> Choice:
         """Output `at`, finished."""
 
     def beside(self, results: Sequence[Result]) -> dict[str, Any]:
-        """What a whole response tells beside its choices."""
+        """Fields of a whole response other than its choices."""
 
     def usage(self, outputs: Sequence[Completion]) -> dict[str, Any]:
-        """What more is to be told of the tokens of these outputs."""
+        """Additional usage fields for these outputs."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A request as it came, and what it means."""
+    """A request and its parsed parameters."""
 
     request: Request
     body: Asking
@@ -62,7 +62,7 @@ class Question:
 
 
 class Answer:
-    """One response in the making. Output `at` is of prompt at // n."""
+    """One response under construction. Output `at` belongs to prompt at // n."""
 
     def __init__(self, service: Service, question: Question, ticket: Ticket) -> None:
         self._service, self._ticket = service, ticket
@@ -73,7 +73,7 @@ class Answer:
         self._id, self._created = f"{self._shape.prefix}-{uuid.uuid4().hex}", int(time.time())
         self._narrators: list[Narrator] = []
         self._rounds: list[list[Any]] = [[] for _ in self._seeds]
-        self._n_told = [0] * len(self._seeds)  # tokens of each output
+        self._n_told = [0] * len(self._seeds)  # reported tokens of each output
         if question.body.return_speculation:
             tokenizer, arrived = service.tokenizer, ticket.arrived
             self._narrators = [Narrator(tokenizer, prompt, arrived) for prompt in self._prompts for _ in range(self._n)]
@@ -81,7 +81,7 @@ class Answer:
         ticket.submit(self._prompts, params, wants_pieces=bool(self._body.stream or self._narrators))
 
     async def whole(self) -> dict[str, Any]:
-        """Wait for everything."""
+        """Wait for the whole response."""
         while True:
             for event in await self._ticket.events():
                 match event:
@@ -93,13 +93,13 @@ class Answer:
                         return self._response(results)
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """Events, of which the last is [DONE]; one before it has an error if it could not be finished."""
+        """The events; the last is [DONE], after an error event if the response failed."""
         wants_usage = bool(self._body.stream_options and self._body.stream_options.include_usage)
         usage: dict[str, Any] = {"usage": None} if wants_usage else {}
         is_begun = is_over = False
         while not is_over:
             events = await self._ticket.events()
-            # Not before there is something to say: clients take the first chunk for the first token.
+            # Sent with the first text, as clients take the first chunk for the first token.
             chunks = [] if is_begun else [sse({**chunk, **usage}) for chunk in self._openings()]
             is_begun = True
             for event in events:
@@ -119,7 +119,7 @@ class Answer:
                 yield {**self._head(self._shape.chunk), "choices": [{"index": at, **opening}]}
 
     def _chunks(self, event: Event, wants_usage: bool) -> tuple[list[dict[str, Any]], bool]:
-        """What an event says, and whether it is the last."""
+        """The chunks of an event, and whether it is the last."""
         match event:
             case Failed(error):
                 return [api_error(error).body()], True
@@ -187,7 +187,7 @@ class Answer:
 
 
 async def respond(service: Service, question: Question, stack: ExitStack, ticket: Ticket) -> Response:
-    """The response to a question; what the stack holds is given back when it has been sent."""
+    """The response to a question. The stack is closed after it was sent."""
     answer = Answer(service, question, ticket)
     if question.body.stream:
         seconds = service.limits.request_timeout + GRACE
@@ -197,12 +197,12 @@ async def respond(service: Service, question: Question, stack: ExitStack, ticket
 
 
 async def read(service: Service, request: Request, ticket: Ticket, function: Callable[..., T], *args: object) -> T:
-    """A function's result from a reader's thread, for as long as the client waits and the ticket lasts."""
+    """Run a function in a reader thread, while the client is connected and the ticket is valid."""
     return await unless_gone(request.receive, ticket.wait_for(service.read(function, *args)))
 
 
 def usage_of(results: Sequence[Result]) -> dict[str, Any]:
-    """How many tokens there were."""
+    """The token counts."""
     n_prompt = sum(len(result.prompt_token_ids) for result in results)
     n_output = sum(len(output.token_ids) for result in results for output in result.outputs)
     n_cached = sum(result.outputs[0].timings.n_cached for result in results)
@@ -215,7 +215,7 @@ def usage_of(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def broken(reason: str | int | None) -> APIError:
-    """An output that ended with an error: one that the request or the model caused has a reason."""
+    """The error of an output that failed. It has a reason if the request or the model caused it."""
     if isinstance(reason, str):
         return APIError(500 if reason == NOT_FINITE else 400, reason)
     return APIError(500, "the engine could not go on with this request; the server's log says why")

@@ -1,4 +1,4 @@
-"""The server as an ASGI application: routes, and what stands before them."""
+"""The server as an ASGI application: routes and middleware."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -38,7 +38,7 @@ def create_app(
     allowed_origins: Sequence[str] = (),
     allowed_hosts: Sequence[str] = (),
 ) -> FastAPI:
-    """The application that serves a model; it starts and ends the service."""
+    """Build the application. It starts and ends the service."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -52,14 +52,14 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # a redirect would say the Host that the client said
+        redirect_slashes=False,  # a redirect would repeat the client's Host header
     )
     install_handlers(app)
     _text_routes(app, service)
     _state_routes(app, service)
     page_routes(app)
     elsewhere_routes(app)
-    # What is added last comes first: whoever has no key is not read, and a browser's question about origins needs none.
+    # The last one added runs first: a body is read only after the key check, and CORS preflights need no key.
     app.add_middleware(BodyGuard, front=service.front, limits=service.limits)
     if api_keys:
         app.add_middleware(KeyGuard, keys=api_keys)
@@ -161,7 +161,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
 
 
 def _speculation(service: Service) -> dict[str, Any] | None:
-    """How requests are decoded unless they say otherwise; None: one token after the other."""
+    """The default speculation settings; None: autoregressive."""
     method, config = service.engine.method, service.engine.config
     if not method.drafts:
         return None

@@ -1,7 +1,6 @@
-"""An output as a row of blocks: reasoning, text and calls, each opened, grown and closed before the next.
+"""An output as a sequence of blocks: reasoning, text and calls. Each ends before the next begins.
 
-Chat completions tell of reasoning, content and calls side by side; the Responses and Messages APIs have one after the
-other.
+Chat completions report reasoning, content and calls in parallel; the Responses and Messages APIs report them in order.
 """
 
 from collections.abc import Iterable
@@ -20,9 +19,9 @@ class Block:
     index: int
     kind: Kind
     call_id: str = ""
-    name: str = ""  # of the function that is called
-    text: str = ""  # of a call: its arguments, as JSON
-    is_complete: bool = True  # a call that the output's end cut off is not
+    name: str = ""  # of the called function
+    text: str = ""  # for a call: its arguments as JSON
+    is_complete: bool = True  # False for a call that was cut off by the end of the output
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Grew:
-    """A block has more text."""
+    """A block got more text."""
 
     block: Block
     text: str
@@ -51,7 +50,7 @@ Change = Opened | Grew | Closed
 
 
 class Blocks:
-    """The blocks of one output, as they come.
+    """The blocks of one output, as it grows.
 
     >>> blocks = Blocks()
     >>> changes = blocks.add([ContentDelta("Well."), CallStart(0, "c1", "now"), CallArguments(0, "{}"), CallEnd(0)])
@@ -66,11 +65,11 @@ class Blocks:
         self._is_open = False
 
     def add(self, events: Iterable[Event]) -> list[Change]:
-        """What events change."""
+        """The changes that these events cause."""
         return [change for event in events for change in self._add(event)]
 
     def finish(self) -> list[Change]:
-        """No event will follow."""
+        """End the output. Returns the last changes."""
         if not self._is_open:
             return []
         self._is_open = False

@@ -1,8 +1,8 @@
-"""A body: from bytes to a checked model. What it may hold is bounded before anything is built of it.
+"""Parses a request body into a checked model. The number of values is limited before anything is built.
 
-A request may be as large as --max-body and consist of millions of tiny values. Building these takes seconds and
-gigabytes, and the others wait: so values are counted in the bytes first. Long texts and long lists of token ids are one
-piece to the counter, so it costs little for what people really send.
+A request may be as large as --max-body and consist of millions of tiny values. Building them takes seconds and
+gigabytes, and delays other requests, so values are counted in the bytes first. A long text or list of token ids is one
+piece for the counter, so it is cheap for typical requests.
 """
 
 import re
@@ -15,11 +15,11 @@ from saguaro.serve.http.errors import APIError
 
 B = TypeVar("B", bound=BaseModel)
 
-MAX_VALUES = 2**16  # objects, lists, texts (names of fields among them) and rows of numbers in one body
+MAX_VALUES = 2**16  # objects, lists, texts (field names included) and rows of numbers in one body
 MAX_NUMBERS = 2**19  # numbers in these rows: token ids
-SMALL = 2**15  # bytes of a body that is read on the event loop: it takes some milliseconds at most
+SMALL = 2**15  # bytes of a body that is parsed on the event loop: takes a few milliseconds at most
 
-# Pieces of a JSON text, each in time proportional to its length: no alternative gives back what it took.
+# Pieces of JSON text, each matched in linear time: the patterns are possessive.
 _PIECES = re.compile(
     rb"""
       (?P<between> [^"\d\[{a-zA-Z-]++ )
@@ -33,7 +33,7 @@ _PIECES = re.compile(
 
 
 def read_body(kind: type[B], raw: bytes) -> B:
-    """The model of a body; raises an APIError that says what is wrong with it, the first thing only."""
+    """Parse a body. Raises an APIError for the first problem."""
     check_size(raw)
     try:
         data = from_json(raw)
@@ -46,14 +46,14 @@ def read_body(kind: type[B], raw: bytes) -> B:
 
 
 def check_size(raw: bytes) -> None:
-    """Refuse a body of too many values.
+    """Refuse a body with too many values.
 
     >>> check_size(b'{"prompt": ["a", "b"]}')
     >>> check_size(b"[" + b"{}," * 2**16 + b"{}]")
     Traceback (most recent call last):
     saguaro.serve.http.errors.APIError: the body holds more than 65536 values; send less
     """
-    if len(raw) <= MAX_VALUES:  # every value takes a byte
+    if len(raw) <= MAX_VALUES:  # every value takes at least a byte
         return
     n_values = n_numbers = 0
     for piece in _PIECES.finditer(raw):
@@ -68,9 +68,9 @@ def check_size(raw: bytes) -> None:
 
 
 def validation_error(errors: list[Any]) -> APIError:
-    """What is wrong, by the name that the client knows it by. Of alternatives, what came closest went deepest."""
+    """The error, with the client's name of the field. Of alternatives, the deepest location is the closest match."""
     first = max(errors, key=lambda error: len(error["loc"]))
-    # In a union pydantic names the alternatives, such as list[str]: no part of what the client wrote.
+    # In a union pydantic adds the names of alternatives, such as list[str], which are not in the body.
     place = [str(part) for part in first["loc"]]
     known = [part for part in place if re.fullmatch(r"[a-z_]+|\d+", part) and part not in ("str", "int")]
     param = ".".join(known) or None

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a conversation is answered."""
+"""POST /v1/chat/completions."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,7 +25,7 @@ from saguaro.serve.tools.reader import OutputReader, parse
 
 
 class ChatShape:
-    """How a chat's outputs are worded."""
+    """Formats the outputs of a chat."""
 
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -34,14 +34,14 @@ class ChatShape:
         self._wants_logprobs, self._wants_reasoning = bool(body.logprobs), body.include_reasoning is not False
         self._tells_ids = bool(body.return_token_ids)
         self._readers: dict[int, OutputReader] = {}  # by output
-        self._parsed: dict[int, Parsed] = {}  # what they have read
+        self._parsed: dict[int, Parsed] = {}  # the parsed outputs
 
     def opening(self) -> Choice:
-        """Who speaks."""
+        """The role of the speaker."""
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
     def pieces(self, at: int, delta: Delta, is_wanted: bool) -> list[Choice]:
-        """What a delta adds: content, reasoning and the beginning of every call one by one."""
+        """The choices of a delta: content, reasoning and the beginning of each call, one by one."""
         if at not in self._readers:
             self._readers[at], self._parsed[at] = self._prompt.new_reader(), Parsed()
         reader, parsed = self._readers[at], self._parsed[at]
@@ -75,7 +75,7 @@ class ChatShape:
         return {"message": message, "logprobs": logprobs, "finish_reason": reason, "stop_reason": output.stop_reason}
 
     def usage(self, outputs: Sequence[Completion]) -> dict[str, Any]:
-        """How many tokens were reasoning, where the model may reason."""
+        """The number of reasoning tokens, if the model may reason."""
         if self._dialect.thinking is None:
             return {}
         read = [(output.token_ids, self._parsed[at].reasoning) for at, output in enumerate(outputs)]
@@ -97,7 +97,7 @@ class ChatShape:
                 return {}
 
     def beside(self, results: Sequence[Result]) -> dict[str, Any]:
-        """The prompt's tokens and their log-probabilities, if they are wanted."""
+        """The prompt's tokens and their log-probabilities, if requested."""
         (result,) = results
         scored = result.prompt_logprobs
         told: dict[str, Any] = {"prompt_token_ids": result.prompt_token_ids} if self._tells_ids else {}
@@ -115,7 +115,7 @@ async def chat(service: Service, body: ChatRequest, request: Request) -> Respons
 async def ask(
     service: Service, body: ChatRequest, request: Request, stack: ExitStack
 ) -> tuple[Ticket, Prompt, SamplingParams]:
-    """A ticket for a conversation, which the stack gives back, its prompt, and how it is decoded."""
+    """A ticket for a conversation, which the stack closes, its prompt and its parameters."""
     params = check_asking(service, body, 1)
     conversation = converse(service.dialect, body)
     ticket = stack.enter_context(service.front.ticket(params.n, service.limits.request_timeout))
@@ -123,7 +123,7 @@ async def ask(
 
 
 def converse(dialect: Dialect, body: ChatRequest) -> Conversation:
-    """What a request asks; raises if that cannot be."""
+    """Parse a request. Raises if it is invalid."""
     variables = dialect.effort(body.reasoning_effort) | dialect.variables(body.chat_template_kwargs)
     return Conversation(
         body.turns(),
@@ -136,7 +136,7 @@ def converse(dialect: Dialect, body: ChatRequest) -> Conversation:
 
 
 def prepare(service: Service, conversation: Conversation, params: SamplingParams) -> tuple[Prompt, SamplingParams]:
-    """A conversation's prompt and how it is decoded, of which it is known that they can be served."""
+    """A conversation's prompt and parameters, checked."""
     text = service.dialect.render(conversation)
     service.check_text(text)
     prompt = service.dialect.prompt(text, conversation.declared, params.structured, conversation.add_special)
@@ -158,7 +158,7 @@ def _choice(said: dict[str, Any]) -> Choice:
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    """By both names that clients look for."""
+    """Under both names that clients use."""
     return {"reasoning_content": text, "reasoning": text}
 
 

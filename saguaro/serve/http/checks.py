@@ -1,4 +1,4 @@
-"""What is checked of a request for text before it takes any room."""
+"""Checks of a request for text, before it gets a ticket."""
 
 from dataclasses import replace
 
@@ -8,13 +8,13 @@ from saguaro.serve.http.protocol import ChatRequest, CompletionRequest
 from saguaro.serve.http.service import Service
 from saguaro.serve.http.structured import structured
 
-# What is looked at for every token: more would make everybody wait.
+# Checked for every token: more would delay all requests.
 MAX_STOPS, MAX_STOP_CHARS = 64, 1024
 MAX_ALLOWED = 1024  # tokens of allowed_token_ids
 
 
 def check_asking(service: Service, body: ChatRequest | CompletionRequest, n_prompts: int) -> SamplingParams:
-    """How it is decoded; raises if it is not to be served."""
+    """The sampling parameters. Raises if the request is not acceptable."""
     service.check_model(body.model)
     body.check_extra()
     if body.stream_options is not None and not body.stream:

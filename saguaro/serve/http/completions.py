@@ -1,4 +1,4 @@
-"""POST /v1/completions: prompts are continued."""
+"""POST /v1/completions."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ Scored = Sequence[TokenLogprobs | None]
 
 
 class CompletionShape:
-    """How a completion's outputs are worded. Output `at` is of prompt at // n."""
+    """Formats the outputs of a completion. Output `at` belongs to prompt at // n."""
 
     prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
 
@@ -27,14 +27,14 @@ class CompletionShape:
         self._tokenizer, self._body, self._prompts = service.tokenizer, body, prompts
         self._n = body.n or 1
         self._n_outputs = len(prompts) * self._n
-        self._offset = [0] * self._n_outputs  # characters of each output whose tokens were told
+        self._offset = [0] * self._n_outputs  # characters of each output whose tokens were reported
         self._is_begun = [False] * self._n_outputs
 
     def opening(self) -> None:
-        """A completion begins with its text."""
+        """None: a completion begins with its text."""
 
     def pieces(self, at: int, delta: Delta, is_wanted: bool) -> list[Choice]:
-        """What a delta adds; to the first one, the prompt that is echoed."""
+        """The choice of a delta; the first includes the echoed prompt."""
         is_first = not self._is_begun[at]
         echo = self._echo(at) if is_first and self._body.echo else ""
         if not (echo or delta.text or is_wanted):
@@ -64,11 +64,11 @@ class CompletionShape:
         return {**choice, "prompt_token_ids": result.prompt_token_ids} if body.return_token_ids else choice
 
     def beside(self, results: Sequence[Result]) -> dict[str, Any]:
-        """Everything is told of each choice."""
+        """Empty: all fields are in the choices."""
         return {}
 
     def _echo(self, at: int) -> str:
-        """A prompt's text: as it came, unless it came as tokens or not all of it was used."""
+        """A prompt's text: the original, unless it came as tokens or was truncated."""
         given = self._body.prompts()[at // self._n]
         if isinstance(given, str) and self._body.truncate_prompt_tokens is None:
             return given
@@ -77,7 +77,7 @@ class CompletionShape:
     def _logprobs(
         self, at: int, scored: Scored | None, found: Sequence[TokenLogprobs], offset: int = 0
     ) -> dict[str, Any]:
-        """Those of the output's tokens, after those of the echoed prompt's, of which the first has none."""
+        """Logprobs of the output's tokens, after those of the echoed prompt; the first prompt token has none."""
         if scored is None:
             return completion_logprobs(self._tokenizer, found, offset)
         first = TokenLogprobs(self._prompts[at // self._n][0], 0.0, ())
@@ -86,12 +86,12 @@ class CompletionShape:
         return told
 
     def usage(self, outputs: Sequence[Completion]) -> dict[str, Any]:
-        """Nothing more."""
+        """Empty."""
         return {}
 
 
 async def complete(service: Service, body: CompletionRequest, request: Request) -> Response:
-    """Continue prompts; the outputs of the first come first."""
+    """Continue prompts. Outputs are ordered by prompt."""
     prompts, special = body.prompts(), body.add_special_tokens is not False
     params = check_asking(service, body, len(prompts))
     with ExitStack() as stack:

@@ -1,10 +1,10 @@
-"""One client's connection: uvicorn's, by h11, with limits that uvicorn does not have.
+"""One client's connection: uvicorn's h11 protocol, with additional limits.
 
     made --- header_timeout ---> headers are there --- body_timeout ---> served ---> answered --- keep_alive ---> closed
                                    ^------------------ header_timeout, from its first byte -------|
 
-When there are too many connections, one that is not being served is closed for the new one: one that waits for a
-request before one that waits for a body, the longest first. If all are being served, the new one is told to come again.
+If there are too many connections, one that is not being served is closed for the new one: first those that wait for a
+request, then those that wait for a body, oldest first. If all are being served, the new one gets a 503.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Connection(H11Protocol):
         self._since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there; with too many, somebody must go."""
+        """Accept a connection. If there are too many, close one."""
         super().connection_made(transport)
         self._expect()
         if len(self.connections) > self._max_connections:
@@ -41,19 +41,19 @@ class Connection(H11Protocol):
 
     @property
     def phase(self) -> int:
-        """Whether a request, or its body, is awaited, or it is being served."""
+        """Waiting for a request, waiting for its body, or serving."""
         if self.cycle is None or self.cycle.response_complete:
             return IDLE
         return RECEIVING if self.cycle.more_body else SERVED
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request, or of a body that was refused."""
+        """Handle bytes of a request, or of a refused body."""
         if self.phase == IDLE:
             self._expect()
         super().data_received(data)
 
     def handle_events(self) -> None:
-        """A request is there as soon as its headers are."""
+        """Handle a request once its headers are complete."""
         before = self.cycle
         super().handle_events()
         if self.cycle is not before:
@@ -61,26 +61,26 @@ class Connection(H11Protocol):
             self._stop_timer()
 
     def on_response_complete(self) -> None:
-        """Another request may follow; what has come of it, or the rest of a body that was refused, has begun."""
+        """Wait for the next request. Bytes of it, or of a refused body, may have arrived already."""
         self._since = time.monotonic()
         super().on_response_complete()
         if self.phase == IDLE and (self.conn.trailing_data[0] or self.conn.their_state is h11.SEND_BODY):
             self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
+        """Clean up after the client disconnected."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def give_up(self) -> None:
-        """Close it in favour of another."""
+        """Close the connection in favour of another."""
         is_kept = self.phase == IDLE and self.cycle is not None and self._timer is None
         self._close(
             None if is_kept else APIError(503, f"there are {self._max_connections} connections; ask again later")
         )
 
     def _expect(self) -> None:
-        """From now on a request's headers are awaited."""
+        """Start the timer for a request's headers."""
         if self._timer is None:
             self._since = time.monotonic()
             self._timer = self.loop.call_later(self._header_timeout, self._give_up_waiting)
@@ -96,7 +96,7 @@ class Connection(H11Protocol):
             self._timer = None
 
     def _close(self, error: APIError | None) -> None:
-        """Close it, with a response unless one is under way or none is due."""
+        """Close the connection, with a response unless one is being sent or none is expected."""
         is_answered = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
         if error is not None and not is_answered and not self.transport.is_closing():
             self.transport.write(_response(error))

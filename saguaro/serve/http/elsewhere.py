@@ -1,4 +1,4 @@
-"""Endpoints of the OpenAI API and of other servers that are not here: they answer 404 and say what is."""
+"""Unsupported endpoints of the OpenAI API and of other servers: 404 with an explanation."""
 
 from collections.abc import Awaitable, Callable
 
@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from saguaro.serve.http.errors import APIError
 
-# By the beginning of the path: what it would do.
+# By path prefix: the missing function.
 ELSEWHERE = {
     "/v1/embeddings": "makes no embeddings",
     "/v1/rerank": "ranks no documents",
@@ -35,7 +35,7 @@ HERE = "/v1/chat/completions, /v1/completions, /v1/responses and /v1/messages"
 
 
 def elsewhere_routes(app: FastAPI) -> None:
-    """Answer these paths, and those under them."""
+    """Add routes for these paths, and those below them."""
     for path, why in ELSEWHERE.items():
         for route in (path, f"{path}/{{rest:path}}") if "{" not in path else (path,):
             app.add_api_route(route, _refuser(path, why), methods=["GET", "POST", "DELETE"], include_in_schema=False)

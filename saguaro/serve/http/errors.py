@@ -1,4 +1,4 @@
-"""Errors as the OpenAI API words them: {"error": {"message", "type", "param", "code"}}, and the status of each."""
+"""Errors in the format of the OpenAI API: {"error": {"message", "type", "param", "code"}}, and their status codes."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from saguaro.errors import ConfigError, Overloaded, ReaderTooSlow, RequestError, SaguaroError, TimedOut, Unavailable
 
 RETRY_AFTER = {"Retry-After": "1"}  # seconds
-MAX_MESSAGE, MAX_PARAM = 1000, 100  # characters: what a client sent is not sent back at length
+MAX_MESSAGE, MAX_PARAM = 1000, 100  # characters: limits how much of the client's input is sent back
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _STATUS: Mapping[type[SaguaroError], int] = {
@@ -23,7 +23,7 @@ _STATUS: Mapping[type[SaguaroError], int] = {
     ConfigError: 400,
     RequestError: 400,
 }
-# How messages of ConfigError begin: with the parameter, and a place in it.
+# Messages of ConfigError begin with the parameter and a location in it.
 _NAMED = re.compile(r"(?!structured)([a-z_]+)(?:\[[^\]]*\]|\.[a-z_]+)* (?:is|has|holds|names) ")
 
 
@@ -43,7 +43,7 @@ class ErrorResponse(BaseModel):
 
 
 class APIError(Exception):
-    """A response that is not a success."""
+    """An error response."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(_cut(message, MAX_MESSAGE))
@@ -51,7 +51,7 @@ class APIError(Exception):
 
     @property
     def headers(self) -> dict[str, str] | None:
-        """What else a client must know."""
+        """Additional headers."""
         return {429: RETRY_AFTER, 503: RETRY_AFTER, 401: {"WWW-Authenticate": "Bearer"}}.get(self.status)
 
     def body(self) -> dict[str, Any]:
@@ -62,19 +62,19 @@ class APIError(Exception):
         return ErrorResponse(error=error).model_dump()
 
     def response(self) -> JSONResponse:
-        """The whole response."""
+        """The JSON response."""
         return JSONResponse(self.body(), self.status, headers=self.headers)
 
 
 def api_error(error: SaguaroError) -> APIError:
-    """An error of ours as the API tells it: what the request caused is a 400, the rest is not."""
+    """Convert our errors: errors caused by the request become 400."""
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 400)
     named = _NAMED.match(str(error)) if isinstance(error, ConfigError) else None
     return APIError(status, str(error), param=named[1] if named else None)
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Have every error answered in this shape."""
+    """Use this format for every error."""
 
     @app.exception_handler(APIError)
     async def on_api_error(_: Request, e: APIError) -> JSONResponse:
@@ -97,7 +97,7 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def _cut(text: str, most: int) -> str:
-    """A text of at most so many characters; beginning and end are kept, as the end has the remedy.
+    """Shorten a text in the middle; the end is kept, as it has the remedy.
 
     >>> _cut("stop is 'aaaaaaaaaaaaaaaa'; shorten it", 30)
     "stop is 'aaaa ... ; shorten it"

@@ -1,4 +1,4 @@
-"""What a request must pass before anything is done for it: the host it names, the key, its body's size and pace."""
+"""Checks before a request is handled: its Host header, its key, and the size and speed of its body."""
 
 import asyncio
 import hmac
@@ -18,19 +18,19 @@ from saguaro.serve.http.limits import ServerLimits
 from saguaro.serve.http.page import FILES
 from saguaro.serve.http.sse import ClientGone
 
-# Without a key: whether the server lives, and the page, which holds nothing but itself.
+# Without a key: health checks, and the page, which contains no secrets.
 OPEN = ("/health", "/ping", *FILES)
 
 LOCAL = (".localhost", ".local", ".internal", ".home.arpa")  # never in the public DNS
-MAX_BODIES = 16  # bodies of the largest size whose bytes may be held at a time
+MAX_BODIES = 16  # bodies of the largest size that may be held at once
 
 
 class HostGuard:
-    """Serves requests that name the server by a name of its own.
+    """Accepts requests whose Host header is one of the server's names.
 
-    A web page elsewhere can have its own name resolved to this machine (DNS rebinding), and its browser then takes the
-    server for a part of that page; but the request still names the page's host. An IP address cannot be resolved to
-    another, and names without a dot or below LOCAL do not exist in the public DNS, so these are always served.
+    With DNS rebinding, a web page elsewhere resolves its own name to this machine, and its browser treats the server as
+    part of that page; but the request still has the page's host. An IP address cannot be rebound, and names without a
+    dot or below LOCAL do not exist in the public DNS, so these are always accepted.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
@@ -72,13 +72,13 @@ def _is_address(name: str) -> bool:
 
 
 class KeyGuard:
-    """Lets in who knows one of the keys. It takes as long for any wrong one."""
+    """Requires one of the keys. The comparison takes constant time."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self._app, self._keys = app, [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 401 without a key."""
+        """Answer 401 without a valid key."""
         if scope["type"] != "http" or scope["path"] in OPEN or self._is_known(scope):
             await self._app(scope, receive, send)
             return
@@ -92,23 +92,23 @@ class KeyGuard:
         said = [
             text.strip().encode("latin-1") for text in (bearer, headers.get("x-api-key", ""))
         ]  # the bytes that came
-        known = [hmac.compare_digest(each, key) for each in said for key in self._keys]  # all, whichever it is
+        known = [hmac.compare_digest(each, key) for each in said for key in self._keys]  # all of them: constant time
         return any(known)
 
 
 class BodyGuard:
-    """Refuses a body that is too large, or that does not come; bounds what all of them hold together.
+    """Refuses a body that is too large or too slow, and limits the memory of all bodies.
 
-    Where they hold too much, the large one that has been coming for longest is given up; if none is, the new one.
+    If they hold too much, the oldest large body that is still arriving is dropped; if there is none, the new one.
     """
 
     def __init__(self, app: ASGIApp, front: Front, limits: ServerLimits) -> None:
         self._app, self._front = app, front
         self._max_bytes, self._seconds = limits.max_body_bytes, limits.body_timeout
-        self._bodies: dict[_Body, None] = {}  # of all requests that are served, the oldest first
+        self._bodies: dict[_Body, None] = {}  # of all open requests, oldest first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 413, 408 or 503 in place of the application."""
+        """Answer 413, 408 or 503 instead of the application."""
         if scope["type"] != "http" or not _has_body(scope):
             await self._app(scope, receive, send)
             return
@@ -148,7 +148,7 @@ class BodyGuard:
             raise APIError(408, f"the body did not come within {self._seconds:g} seconds; send it faster") from e
 
     def _make_room(self, body: "_Body") -> None:
-        """Small bodies are always taken: their number is that of connections."""
+        """Drop a large body if needed. Small ones are always accepted: connections limit their number."""
         large = [one for one in self._bodies if one.size > SMALL]
         if sum(one.size for one in large) > MAX_BODIES * self._max_bytes:
             next((one for one in large if not one.is_whole), body).give_up()
@@ -169,7 +169,7 @@ def _has_body(scope: Scope) -> bool:
 
 
 class _Body:
-    """The bytes of one body as they come."""
+    """The bytes of one body, as they arrive."""
 
     def __init__(self) -> None:
         self.size, self.is_whole, self.is_given_up = 0, False, False
@@ -185,7 +185,7 @@ class _Body:
         self.is_whole = not message.get("more_body", False)
 
     def give_up(self) -> None:
-        """Have the reading end, and hold nothing from now on."""
+        """Stop reading, and release the bytes."""
         assert self.deadline is not None
         self.is_given_up = True
         self.size = 0
@@ -193,7 +193,7 @@ class _Body:
         self.deadline.reschedule(asyncio.get_running_loop().time())
 
     def again(self, receive: Receive) -> Receive:
-        """Gives the body once more, then what comes."""
+        """A receive function that returns the body again, then later messages."""
         left: list[Message] = [{"type": "http.request", "body": bytes(self._bytes), "more_body": False}]
         self._bytes.clear()
 

@@ -1,4 +1,4 @@
-"""How much one client may ask of the server."""
+"""Limits of a client's requests."""
 
 import math
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""Where clients come in: one connection is accepted at a time, and never more than there is room for.
+"""Accepts connections one at a time, and never more than the limit.
 
-asyncio accepts as many as are waiting before it tells anybody, and writes a traceback for each that finds no file
-descriptor left. Here the number of connections stays below `ulimit -n`, and where descriptors run out all the same, one
-line is logged and accepting waits a moment.
+asyncio accepts all waiting connections at once, and logs a traceback for each if no file descriptor is left. Here the
+number of connections stays below `ulimit -n`. If descriptors run out anyway, one line is logged and accepting pauses
+for a moment.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from saguaro.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-MAX_GREETED = 16  # connections that are being made at a time, TLS handshakes that is
-SPARE_FILES = 32 + MAX_GREETED  # descriptors beside connections: for a draft that is started again, files of the page
-RETRY_SECONDS = 0.5  # after accepting failed
-LOG_SECONDS = 60.0  # between two lines that say so
-CLOSE_SECONDS = 5.0  # for what was sent to be read, once a connection is closed
+MAX_GREETED = 16  # concurrent handshakes (TLS)
+SPARE_FILES = 32 + MAX_GREETED  # descriptors for other uses: restarting a draft, files of the page
+RETRY_SECONDS = 0.5  # pause after accepting failed
+LOG_SECONDS = 60.0  # between two log lines about it
+CLOSE_SECONDS = 5.0  # for the client to read the rest, once a connection is closed
 
 
 def find_room(wanted: int) -> int:
-    """How many connections there can be, at most as many as wanted; the limit on open files is raised if it can be."""
+    """The possible number of connections, at most `wanted`. Raises the limit of open files if possible."""
     n_open = len(list(Path("/dev/fd").iterdir()))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = n_open + SPARE_FILES + wanted
@@ -46,7 +46,7 @@ def find_room(wanted: int) -> int:
 
 
 class Listener:
-    """Accepts connections on a socket. It is what uvicorn takes for an asyncio server."""
+    """Accepts connections on a socket. Replaces asyncio's server in uvicorn."""
 
     def __init__(
         self,
@@ -60,27 +60,27 @@ class Listener:
         self._place, self._make, self._state = place, make, state
         self._tls: dict[str, Any] = {"ssl": context, "ssl_handshake_timeout": handshake_timeout} if context else {}
         self._loop = asyncio.get_running_loop()
-        self._greeted: list[asyncio.Task[None]] = []  # connections that are being made, the oldest first
+        self._greeted: list[asyncio.Task[None]] = []  # pending connections, oldest first
         self._closing: set[asyncio.Transport] = set()
-        self._next_line = 0.0  # when a failure is logged again
+        self._next_line = 0.0  # time of the next log line about a failure
         self._is_closed = False
 
     def start(self, backlog: int) -> None:
-        """Listen."""
+        """Start listening."""
         self._place.setblocking(False)
         self._place.listen(backlog)
         self._loop.add_reader(self._place, self._accept)
         self._sweep()
 
     def close(self) -> None:
-        """Accept no more; the connections there are stay."""
+        """Stop accepting. Open connections stay."""
         self._is_closed = True
         self._loop.remove_reader(self._place)
         for task in self._greeted:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """It is closed at once."""
+        """Returns immediately."""
 
     def _accept(self) -> None:
         try:
@@ -91,7 +91,7 @@ class Listener:
             self._pause(e)
             return
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or a short answer waits 40 ms for an ACK
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # otherwise a short answer waits 40 ms
         if len(self._greeted) >= MAX_GREETED:
             self._greeted.pop(0).cancel()
         task = self._loop.create_task(self._greet(connection))
@@ -101,7 +101,7 @@ class Listener:
     async def _greet(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._make, connection, **self._tls)
-        except OSError:  # the client left, or speaks no TLS
+        except OSError:  # the client left, or the handshake failed
             connection.close()
         except asyncio.CancelledError:
             connection.close()
@@ -112,7 +112,7 @@ class Listener:
             self._greeted.remove(task)
 
     def _pause(self, error: OSError) -> None:
-        """Nothing can be accepted: let some connections end first."""
+        """Stop accepting for a moment, so that connections can end."""
         if time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LOG_SECONDS
             log.error("no connection can be accepted for the moment: %s", error)
@@ -124,7 +124,7 @@ class Listener:
             self._loop.add_reader(self._place, self._accept)
 
     def _sweep(self) -> None:
-        """Cut off clients that do not read what was sent to them before their connection was closed."""
+        """Abort closed connections whose clients do not read the rest."""
         closing = {one.transport for one in self._state.connections if one.transport.is_closing()}
         for transport in closing & self._closing:
             transport.abort()

@@ -1,4 +1,4 @@
-"""Log-probabilities as the chat and the completions API word them."""
+"""Log-probabilities in the formats of the chat and completions APIs."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,11 +8,11 @@ from saguaro.model.token_bytes import n_begun, spell
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.types import TokenLogprobs
 
-LEAST = -9999.0  # what JSON cannot say: minus infinity
+LEAST = -9999.0  # stands for minus infinity, which JSON lacks
 
 
 def chat_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """`logprobs` of a chat's choice."""
+    """`logprobs` of a chat choice."""
     content = [
         {**_entry(tokenizer, one.token, one.logprob), "top_logprobs": [_entry(tokenizer, *top) for top in one.top]}
         for one in found
@@ -21,7 +21,7 @@ def chat_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs]) -> dict[
 
 
 def completion_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs], offset: int = 0) -> dict[str, Any]:
-    """`logprobs` of a completion's choice, whose text begins at this character of the output."""
+    """`logprobs` of a completion choice, whose text begins at this character of the output."""
     offsets = [offset]
     for one in found:
         offsets.append(offsets[-1] + n_characters(tokenizer, [one.token]))
@@ -34,7 +34,7 @@ def completion_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs], of
 
 
 def prompt_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
-    """`prompt_logprobs` as vLLM words it: by token id, the prompt's own token and the likeliest."""
+    """`prompt_logprobs` in vLLM's format: by token id, the prompt's own token and the most likely ones."""
     return [None if one is None else _ranked(tokenizer, one) for one in found]
 
 
@@ -53,7 +53,7 @@ def n_characters(tokenizer: Tokenizer, tokens: Iterable[int]) -> int:
 
 
 def _by_text(tokenizer: Tokenizer, one: TokenLogprobs) -> dict[str, float]:
-    """The token and its alternatives. Of two that read the same, the second is written as its id: none is lost."""
+    """The token and its alternatives. If two have the same text, the second is keyed by its id."""
     found: dict[str, float] = {}
     for token, logprob in dict(((one.token, one.logprob), *one.top)).items():
         text = spell(tokenizer.bytes.of(token))

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's API words them."""
+"""POST /v1/messages and /v1/messages/count_tokens, in the format of Anthropic's API."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ _DELTAS = {"text": ("text_delta", "text"), "reasoning": ("thinking_delta", "thin
 
 
 class MessagesVoice:
-    """How a turn is worded."""
+    """Formats a turn."""
 
     def __init__(self, model: str) -> None:
         self._id, self._model = new_id("msg"), model
@@ -30,7 +30,7 @@ class MessagesVoice:
         return [{"type": "message_start", "message": self._message([], None, None, usage)}, {"type": "ping"}]
 
     def change(self, change: Change) -> list[Data]:
-        """A block's start, a delta or its end."""
+        """The start, a delta or the end of a block."""
         index = change.block.index
         match change:
             case Opened(block):
@@ -42,17 +42,17 @@ class MessagesVoice:
                 return [{"type": "content_block_stop", "index": index}]
 
     def end(self, ended: Ended) -> list[Data]:
-        """Why it ended, and what it took."""
+        """The stop reason and the usage."""
         reason, sequence = _stop(ended)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return [{"type": "message_delta", "delta": delta, "usage": _usage(ended)}, {"type": "message_stop"}]
 
     def fail(self, error: APIError) -> list[Data]:
-        """An error ends the stream."""
+        """An error event, which ends the stream."""
         return [anthropic_error(error.status, str(error))]
 
     def whole(self, ended: Ended) -> Data:
-        """The message. A call that was cut off is left out: its arguments are not JSON."""
+        """The message. A call that was cut off is omitted: its arguments are not JSON."""
         content = [_block(block) for block in ended.blocks if block.is_complete]
         return self._message(content, *_stop(ended), _usage(ended)) | {"seed": ended.result.outputs[0].seed}
 
@@ -82,7 +82,7 @@ async def count_tokens(service: Service, body: CountTokensRequest, request: Requ
 
 
 def _thinks(service: Service, body: CountTokensRequest) -> bool | None:
-    """What `thinking` says to the chat template; nothing to one that does not ask."""
+    """The value of `thinking` for the chat template; None if the template has no such variable."""
     if body.thinking is None or "enable_thinking" not in service.dialect.template.names:
         return None
     return body.thinking.type != "disabled"

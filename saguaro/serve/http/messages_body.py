@@ -1,4 +1,4 @@
-"""What clients of Anthropic's Messages API may ask, and the chat request that it is."""
+"""Request bodies of Anthropic's Messages API, and their conversion to chat requests."""
 
 import json
 from collections.abc import Sequence
@@ -117,7 +117,7 @@ class CountTokensRequest(Body):
     output_config: OutputConfig | None = None
 
     def chat(self, thinks: bool | None, **fields: Any) -> ChatRequest:
-        """The chat request that it is; thinks: what to tell the template, None: nothing."""
+        """Convert to a chat request; thinks: the template's variable, None: not set."""
         format_ = self.output_config.format if self.output_config else None
         schema = {"type": "json_schema", "json_schema": {"schema": format_.schema_}} if format_ else None
         last = self.messages[-1]
@@ -125,7 +125,7 @@ class CountTokensRequest(Body):
             self,
             model=self.model,
             messages=[*_system(self.system), *(turn for message in self.messages for turn in _turns(message))],
-            # An assistant's last turn is the beginning of the answer.
+            # A last turn of the assistant is the beginning of the answer.
             continue_final_message=True if last.role == "assistant" else None,
             tools=[_tool(tool) for tool in self.tools] if self.tools else None,
             response_format=schema,
@@ -149,7 +149,7 @@ class MessagesRequest(CountTokensRequest):
     top_k: int | None = None
 
     def whole_chat(self, thinks: bool | None) -> ChatRequest:
-        """The chat request that it is."""
+        """Convert to a chat request."""
         names = ("max_tokens", "stream", "temperature", "top_p", "top_k")
         return self.chat(thinks, stop=self.stop_sequences, **{name: getattr(self, name) for name in names})
 
@@ -170,7 +170,7 @@ def _turns(message: MessageParam) -> list[Turn]:
 
 
 def _assistant(blocks: Sequence[Block]) -> Turn:
-    """One turn: what was thought, said and called."""
+    """One turn: reasoning, text and calls."""
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
     thought = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     for block in blocks:
@@ -192,7 +192,7 @@ def _assistant(blocks: Sequence[Block]) -> Turn:
 
 
 def _user(role: str, blocks: Sequence[Block]) -> list[Turn]:
-    """A turn for every result, and one for the text between them."""
+    """A turn per result, and turns for the text between them."""
     turns: list[Turn] = []
     for block in blocks:
         if isinstance(block, ToolResultBlock):

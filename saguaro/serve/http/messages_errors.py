@@ -19,7 +19,7 @@ _TYPES = {
 
 
 def anthropic_error(status: int, message: str) -> dict[str, Any]:
-    """The body of an error, and the event of one.
+    """The body of an error, also used as an event.
 
     >>> anthropic_error(404, "no such model")
     {'type': 'error', 'error': {'type': 'not_found_error', 'message': 'no such model'}}
@@ -29,13 +29,13 @@ def anthropic_error(status: int, message: str) -> dict[str, Any]:
 
 
 class AnthropicErrors:
-    """Rewords the errors of that path, wherever they come from: the guards, the routes or the endpoint."""
+    """Converts the errors of /v1/messages, whether from guards, routes or the endpoint."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass everything on; of an error, other words."""
+        """Pass everything on, except that errors are converted."""
         if scope["type"] != "http" or not scope["path"].startswith(PATH):
             await self._app(scope, receive, send)
             return
@@ -67,7 +67,7 @@ class _Rewording:
 
 
 def _said(body: bytes) -> str:
-    """The message of an error as the other endpoints word it."""
+    """The message of an error in the other endpoints' format."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -1,8 +1,8 @@
-"""Parameters of the OpenAI API and of vLLM that Saguaro does not have, and what may be said of them all the same."""
+"""Unsupported parameters of the OpenAI API and of vLLM, and the values that are accepted for them."""
 
 from typing import Any
 
-# Values that want nothing; null is one everywhere.
+# Values without effect; null is always accepted.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none",),
@@ -49,5 +49,5 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "include_reasoning": (True,),
 }
 
-# Who asks, and where it is kept, which changes nothing.
+# Identification and storage: without effect on the output.
 IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "cache_control")

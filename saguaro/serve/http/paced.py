@@ -1,4 +1,4 @@
-"""Work that gives way: after each call it rests, so that what it shares the interpreter with gets most of the time."""
+"""Throttled work: it pauses after each call, so that other threads get most of the interpreter's time."""
 
 import time
 from collections.abc import Callable
@@ -6,11 +6,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-REST = 4.0  # as many times as long as a call took
+REST = 4.0  # pause, relative to the duration of a call
 
 
 class Paced:
-    """Calls functions one after the other, with a rest after each. For one thread.
+    """Calls functions with a pause after each. Not thread-safe.
 
     >>> ticks, slept = iter([0.0, 0.0, 0.5, 1.0, 2.5, 2.6]), []
     >>> paced = Paced(clock=lambda: next(ticks), sleep=slept.append)
@@ -27,7 +27,7 @@ class Paced:
         self._rested = 0.0  # when the next call may begin
 
     def __call__(self, function: Callable[..., T], *args: object) -> T:
-        """The function's result, once the rest after the last call is over."""
+        """Call the function, after the pause since the last call."""
         self._sleep(max(0.0, self._rested - self._clock()))
         began = self._clock()
         try:

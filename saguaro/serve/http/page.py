@@ -1,4 +1,4 @@
-"""The page at `/`: static files, which hold no secrets and run nothing but themselves."""
+"""The page at `/`: static files without secrets."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -25,17 +25,17 @@ SCRIPTS = (
 FILES = {"/": "index.html", "/page.css": "page.css"} | {f"/{name}.js": f"{name}.js" for name in SCRIPTS}
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {
-    # Nothing from elsewhere, nothing inline, nobody's frame; the icon is a data: URL.
+    # No other origins, no inline scripts, no framing; the icon is a data: URL.
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # asked again, so that page and server are of one version
+    "Cache-Control": "no-cache",  # revalidated, so that page and server have the same version
 }
 
 
 def page_routes(app: FastAPI) -> None:
-    """Serve the page to everybody: what it asks of the API it asks with the key that was typed into it."""
+    """Serve the page without a key. Its API requests use the key that the user types in."""
     for path, name in FILES.items():
         app.add_api_route(path, _sender(FOLDER / name), include_in_schema=False)
 

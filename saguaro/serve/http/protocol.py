@@ -1,7 +1,7 @@
-"""What clients may ask: the bodies of requests. How text is decoded is derived from the fields of SamplingParams.
+"""Request bodies. The decoding parameters are derived from the fields of SamplingParams.
 
-Invariant: what is asked for is done or refused. A parameter that Saguaro does not have is refused by name, unless it
-has the value that means nothing is wanted of it.
+Invariant: every parameter is applied or refused. An unsupported parameter is refused by name, unless its value has no
+effect.
 """
 
 import ast
@@ -21,14 +21,14 @@ from saguaro.serve.http.neutral import IGNORED, NEUTRAL
 from saguaro.serve.tools.declared import Declared, declare
 from saguaro.serve.tools.messages import Turn, read_calls
 
-# Fields of SamplingParams that clients write in another way, or that are made of several parameters.
+# Fields of SamplingParams that have another format in requests, or combine several parameters.
 WRITTEN_OTHERWISE = (
     *("max_tokens", "stop", "stop_token_ids", "allowed_token_ids", "logit_bias", "logprobs", "n", "structured"),
 )
 
 
 def field_help(kind: type) -> dict[str, str]:
-    """The docstrings under a class's fields."""
+    """The docstrings below a class's fields."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(node, ast.ClassDef)
     found = {}
@@ -39,7 +39,7 @@ def field_help(kind: type) -> dict[str, str]:
 
 
 def _derived() -> dict[str, Any]:
-    """Fields of SamplingParams as fields of a body; without a value, the default is SamplingParams' own."""
+    """Fields of SamplingParams as fields of a body. The defaults are those of SamplingParams."""
     hints, words = get_type_hints(SamplingParams), field_help(SamplingParams)
     return {
         name: (hint | None, Field(default=None, description=words[name]))
@@ -50,11 +50,11 @@ def _derived() -> dict[str, Any]:
 
 DERIVED = tuple(_derived())
 
-MAX_BIASES = 1024  # what is looked at for every token: more would make everybody wait
+MAX_BIASES = 1024  # checked for every token: more would delay all requests
 
 
 def _fail_fast(schema: Any) -> None:
-    """Have every list in a schema end at its first bad item: a million errors take as long as a million items."""
+    """Let every list in a schema stop at its first invalid item: a million errors take as long as a million items."""
     parts = (
         schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list | tuple) else ()
     )
@@ -84,7 +84,7 @@ class Body(BaseModel):
         return schema
 
     def check_extra(self, known: Collection[str] = ()) -> None:
-        """Refuse what is wanted and not there, but for what is known elsewhere."""
+        """Refuse unsupported parameters with an effect, except for `known`."""
         for name, value in (self.model_extra or {}).items():
             if value is None or name in IGNORED or name in known:
                 continue
@@ -169,7 +169,7 @@ class Asking(Body):
     """Whether the token ids of prompt and output are told beside the text."""
 
     def sampling(self, defaults: Mapping[str, Any], **own: Any) -> SamplingParams:
-        """How it is decoded, by the model's defaults where it does not say; raises if that cannot be."""
+        """The sampling parameters, with the model's defaults. Raises if they are invalid."""
         named = (*DERIVED, "stop_token_ids", "allowed_token_ids", "logit_bias", "n")
         given = {name: getattr(self, name) for name in named}
         given["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -213,7 +213,7 @@ class ChatMessage(Body):
     """Another name of reasoning_content."""
 
     def plain(self) -> Turn:
-        """The turn as chat templates read it."""
+        """The turn in the format of chat templates."""
         if self.content is None and not self.tool_calls:
             raise APIError(400, f"a message of {self.role!r:.100} has no text; give it content", param="messages")
         if self.role == "tool" and self.tool_call_id is None:
@@ -261,7 +261,7 @@ class ChatRequest(Sampling):
     """Whether the reasoning is part of the response; true without it."""
 
     def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """How it is decoded; raises if that cannot be."""
+        """The sampling parameters. Raises if they are invalid."""
         if self.top_logprobs is not None and not self.logprobs:
             raise APIError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         limits = {n for n in (self.max_tokens, self.max_completion_tokens) if n is not None}
@@ -271,7 +271,7 @@ class ChatRequest(Sampling):
         return self.sampling(defaults, max_tokens=limits.pop() if limits else None, logprobs=top)
 
     def options(self) -> dict[str, Any]:
-        """How its text ends (ChatTemplate.render)."""
+        """How the rendered text ends (ChatTemplate.render)."""
         if self.continue_final_message and self.add_generation_prompt:
             raise APIError(
                 400,
@@ -282,7 +282,7 @@ class ChatRequest(Sampling):
         return {"add_generation_prompt": is_open, "continue_final_message": bool(self.continue_final_message)}
 
     def turns(self) -> list[Turn]:
-        """The turns as chat templates read them."""
+        """The turns in the format of chat templates."""
         return [message.plain() for message in self.messages]
 
     def declared(self) -> Declared | None:
@@ -311,7 +311,7 @@ class CompletionRequest(Sampling):
     """Whether a text gets the special tokens that the model puts around one; without it, it does."""
 
     def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """How it is decoded; raises if that cannot be."""
+        """The sampling parameters. Raises if they are invalid."""
         scored = self.prompt_logprobs
         if scored is None and self.echo:
             scored = 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
@@ -319,7 +319,7 @@ class CompletionRequest(Sampling):
         return self.sampling(defaults, **own)
 
     def prompts(self) -> list[str | list[int]]:
-        """Every prompt."""
+        """All prompts."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if not self.prompt:

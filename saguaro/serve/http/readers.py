@@ -1,6 +1,6 @@
-"""Threads that read what clients send, beside the event loop and the engine.
+"""Threads that parse client input, separate from the event loop and the engine.
 
-They are daemons: a thread that is stuck in a library never keeps the process from ending.
+They are daemons, so a thread that hangs in a library does not prevent the process from ending.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ Job = tuple["Future[Any]", Callable[..., Any], tuple[object, ...]]
 
 
 class Readers:
-    """A pool of daemon threads. A job whose caller has gone is not started."""
+    """A pool of daemon threads. A job whose caller is gone is not started."""
 
     def __init__(self, n_threads: int, name: str) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -25,13 +25,13 @@ class Readers:
             thread.start()
 
     async def call(self, function: Callable[..., T], *args: object) -> T:
-        """The function's result."""
+        """Run the function and return its result."""
         future: Future[T] = Future()
         self._jobs.put((future, function, args))
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Have the threads end when they are done."""
+        """End the threads after their current jobs."""
         for _ in self._threads:
             self._jobs.put(None)
 
@@ -43,4 +43,4 @@ class Readers:
                     future.set_result(function(*args))
                 except BaseException as e:
                     future.set_exception(e)
-            del job, future, function, args  # nothing of a request is kept while there is no other
+            del job, future, function, args  # releases the request while the thread is idle

@@ -1,4 +1,4 @@
-"""POST /v1/responses, as the OpenAI API words it. Nothing is stored."""
+"""POST /v1/responses of the OpenAI API. Responses are not stored."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,14 +18,14 @@ _EVENTS = {"text": "response.output_text", "reasoning": "response.reasoning_text
 
 @dataclass
 class ResponsesVoice:
-    """How a turn is worded. Every block is an item of the output."""
+    """Formats a turn. Every block is an item of the output."""
 
     body: ResponsesRequest
     model: str
     id: str = field(default_factory=lambda: new_id("resp"))
     created: int = field(default_factory=now)
-    _ids: dict[int, str] = field(default_factory=dict)  # of items, by block
-    _n_told: int = 0  # events
+    _ids: dict[int, str] = field(default_factory=dict)  # item ids, by block
+    _n_told: int = 0  # number of events sent
 
     def begin(self, n_prompt: int) -> list[Data]:
         """The response without its output."""
@@ -34,7 +34,7 @@ class ResponsesVoice:
         return [self._event(name, response=response) for name in names]
 
     def change(self, change: Change) -> list[Data]:
-        """An item's beginning, growth or end."""
+        """The beginning, growth or end of an item."""
         match change:
             case Opened(block):
                 return self._opened(block)
@@ -52,7 +52,7 @@ class ResponsesVoice:
         return [self._event(f"response.{whole['status']}", response=whole)]
 
     def fail(self, error: APIError) -> list[Data]:
-        """A response that failed."""
+        """A failed response."""
         code = "server_error" if error.status >= 500 else "invalid_prompt"
         failed = self._response("failed") | {"error": {"code": code, "message": str(error)}}
         return [self._event("response.failed", response=failed)]
@@ -155,12 +155,12 @@ async def responses(service: Service, body: ResponsesRequest, request: Request) 
 
 
 def _plain(given: Any) -> Data:
-    """A part of the request, told again."""
+    """A part of the request, repeated in the response."""
     return {} if given is None else dict(given.model_dump(by_alias=True, exclude_none=True))
 
 
 def _no_logprobs(block: Block) -> Data:
-    """Clients look for a list where there is text."""
+    """An empty list, which clients expect for text."""
     return {"logprobs": []} if block.kind == "text" else {}
 
 

@@ -1,4 +1,4 @@
-"""What clients of the OpenAI Responses API may ask, and the chat request that it is."""
+"""Request bodies of the OpenAI Responses API, and their conversion to chat requests."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -53,7 +53,7 @@ class Reasoning(Body):
 
 
 def _kind(item: Any) -> str:
-    """Of an item; a message may leave it out."""
+    """The type of an item; optional for messages."""
     return str((item.get("type") if isinstance(item, dict) else getattr(item, "type", None)) or "message")
 
 
@@ -142,7 +142,7 @@ class ResponsesRequest(Body):
     """Nothing is padded."""
 
     def chat(self) -> ChatRequest:
-        """The chat request that it is."""
+        """Convert to a chat request."""
         if self.previous_response_id is not None:
             message = "previous_response_id: responses are not stored here; send the whole conversation as input"
             raise APIError(400, message, param="previous_response_id")
@@ -173,7 +173,7 @@ class ResponsesRequest(Body):
 
 
 def _add(turns: list[Turn], item: InputMessage | FunctionCall | FunctionCallOutput | Reasoning) -> None:
-    """Add an item. What the assistant thinks, says and calls in a row is one turn."""
+    """Add an item. Consecutive reasoning, text and calls of the assistant are one turn."""
     match item:
         case InputMessage(role="assistant"):
             turn = _assistant(turns, ("content", "tool_calls"))
@@ -192,7 +192,7 @@ def _add(turns: list[Turn], item: InputMessage | FunctionCall | FunctionCallOutp
 
 
 def _assistant(turns: list[Turn], without: Sequence[str]) -> Turn:
-    """The assistant's turn that goes on, if it has none of these; else a new one."""
+    """The assistant's current turn, if it has none of these fields; else a new one."""
     if not turns or turns[-1]["role"] != "assistant" or any(name in turns[-1] for name in without):
         turns.append({"role": "assistant"})
     return turns[-1]

@@ -1,4 +1,4 @@
-"""A route with a body: FastAPI describes it, we read it, large ones beside the event loop."""
+"""Routes with a body: FastAPI documents it, we parse it; large bodies are parsed outside the event loop."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -15,7 +15,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 def body_route(service: Service) -> type[APIRoute]:
-    """The class of routes whose endpoints take `body` and `request`."""
+    """A route class for endpoints that take `body` and `request`."""
 
     class BodyRoute(APIRoute):
         def get_route_handler(self) -> Handler:
@@ -28,7 +28,7 @@ def body_route(service: Service) -> type[APIRoute]:
                 try:
                     response: Response = await self.endpoint(body=body, request=request)
                 except ClientGone:
-                    return Response(status_code=499)  # the client has gone
+                    return Response(status_code=499)  # the client has disconnected
                 return response
 
             return handle
@@ -37,7 +37,7 @@ def body_route(service: Service) -> type[APIRoute]:
 
 
 def check_json(content_type: str) -> None:
-    """A body is JSON and says so: a web page elsewhere cannot make a browser send that unasked."""
+    """Require a JSON content type, which a web page elsewhere cannot send without a CORS preflight."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise APIError(415, f"the body is of type {content_type[:100]!r}; send Content-Type: application/json")

@@ -1,4 +1,4 @@
-"""What was speculated for an output, round by round, as `return_speculation` tells it."""
+"""The rounds of an output, in the format of `return_speculation`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,14 +10,14 @@ from saguaro.types import Interval
 
 
 class Narrator:
-    """Tells of the rounds of one output. A character belongs to the token that completes it."""
+    """Reports the rounds of one output. A character belongs to the token that completes it."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], arrived: float) -> None:
         self._stream = TextStream(tokenizer, context=prompt[-CONTEXT:])
         self._arrived = arrived
 
     def tell(self, piece: Piece) -> list[dict[str, Any]]:
-        """The round of a piece; nothing where no round was played for it."""
+        """The round of a piece; empty if no round made it."""
         if piece.round is None:
             return []
         event, row = piece.round

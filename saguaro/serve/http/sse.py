@@ -1,4 +1,4 @@
-"""Server-sent events, to a client that may leave or stop reading at any moment."""
+"""Server-sent events, to a client that may disconnect or stop reading."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ClientGone(Exception):
-    """Nobody is there to be answered."""
+    """The client has disconnected."""
 
 
 def sse(data: Any) -> bytes:
@@ -27,7 +27,7 @@ def sse(data: Any) -> bytes:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T], seconds: float | None = None) -> T:
-    """The work's result; it is cancelled, and ClientGone raised, when the client leaves or takes longer to read."""
+    """Await the work. Cancel it and raise ClientGone if the client disconnects or the time is over."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -48,17 +48,17 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Writes events as they come; each is written before the next is asked for, so a reader sets the pace."""
+    """Writes events as they come. Each is written before the next is requested, so the client sets the pace."""
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None], seconds: float) -> None:
-        self._events, self._close, self._seconds = events, close, seconds  # seconds: for all of it
+        self._events, self._close, self._seconds = events, close, seconds  # seconds: for the whole stream
         self.status_code, self.background = 200, None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it all, unless the client leaves."""
+        """Send all events, unless the client disconnects."""
         try:
             await unless_gone(receive, self._send(send), self._seconds)
         except ClientGone:

@@ -1,4 +1,4 @@
-"""Which form the output must have, from `response_format` (OpenAI), `structured_outputs` or `guided_*` (vLLM)."""
+"""The output constraint, from `response_format` (OpenAI), `structured_outputs` or `guided_*` (vLLM)."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from saguaro.serve.http.protocol import Asking, ResponseFormat, StructuredOutput
 
 
 def structured(body: Asking) -> dict[str, Any]:
-    """The fields of SamplingParams that hold it; raises where the engine cannot keep to it."""
+    """The constraint as fields of SamplingParams. Raises if the engine does not support it."""
     wishes = {
         "response_format": _openai(body.response_format),
         "structured_outputs": _vllm(body.structured_outputs),

@@ -1,6 +1,6 @@
-"""One assistant's turn, for endpoints that word it otherwise than chat completions: /v1/responses and /v1/messages.
+"""One assistant turn, for endpoints with other formats than chat completions: /v1/responses and /v1/messages.
 
-What they ask becomes a chat request, so tools, reasoning, structured output and every limit are the same.
+Their requests are converted to chat requests, so tools, reasoning, structured output and all limits are the same.
 """
 
 import json
@@ -37,11 +37,11 @@ class Ended:
 
     result: Result
     blocks: Sequence[Block]
-    n_reasoning: int  # tokens of the output
+    n_reasoning: int  # output tokens
 
     @property
     def reason(self) -> str:
-        """Why: stop, length or tool_calls."""
+        """The finish reason: stop, length or tool_calls."""
         calls = [block for block in self.blocks if block.kind == "call"]
         is_called = bool(calls) and all(block.is_complete for block in calls)
         reason = self.result.outputs[0].finish_reason
@@ -49,7 +49,7 @@ class Ended:
 
 
 class Voice(Protocol):
-    """How an endpoint words a turn. An event's name is its `type`."""
+    """How an endpoint formats a turn. An event's name is its `type`."""
 
     def begin(self, n_prompt: int) -> list[Data]:
         """The events before the first change."""
@@ -61,19 +61,19 @@ class Voice(Protocol):
         """The last events."""
 
     def fail(self, error: APIError) -> list[Data]:
-        """The last events of a turn that could not be finished."""
+        """The last events of a failed turn."""
 
     def whole(self, ended: Ended) -> Data:
         """The response without streaming."""
 
 
 def new_id(prefix: str) -> str:
-    """An id for a response or a part of one."""
+    """A new id for a response or a part of one."""
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
 def as_chat(body: Body, **fields: Any) -> ChatRequest:
-    """A body as a chat request: these fields, and parameters of ours that the endpoint's API does not have."""
+    """Build a chat request from these fields and our own parameters that the endpoint's API lacks."""
     ours = {name: value for name, value in (body.model_extra or {}).items() if name in DERIVED}
     given = {name: value for name, value in (ours | fields).items() if value is not None}
     body.check_extra(ours)
@@ -84,7 +84,7 @@ def as_chat(body: Body, **fields: Any) -> ChatRequest:
 
 
 async def answer_turn(service: Service, chat: ChatRequest, request: Request, voice: Voice) -> Response:
-    """Have a conversation answered, and the answer worded."""
+    """Generate an answer and format it."""
     with ExitStack() as stack:
         ticket, prompt, params = await ask(service, chat, request, stack)
         seed = params.seed if params.seed is not None else rng.fresh_seed()
@@ -157,5 +157,5 @@ def _event(data: Mapping[str, Any]) -> bytes:
 
 
 def now() -> int:
-    """Seconds since 1970."""
+    """Unix time in seconds."""
     return int(time.time())

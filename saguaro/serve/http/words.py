@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, in vLLM's format."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from saguaro.serve.http.service import Service
 from saguaro.serve.tools.declared import declare
 from saguaro.serve.tools.dialect import Conversation
 
-MAX_TOKENS = 2**17  # put together at a time: more would hold up the others
+MAX_TOKENS = 2**17  # tokens per call: more would delay other requests
 
 
 async def tokenize(service: Service, body: TokenizeRequest, request: Request) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One tool call as a model writes it, character by character; its arguments are known as they grow."""
+"""One tool call as a model writes it, parsed character by character. Its arguments are available as they grow."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from saguaro.serve.tools.json_scan import SPACE, JsonScan
 
-ARGUMENTS = ("arguments", "parameters")  # what models call them
+ARGUMENTS = ("arguments", "parameters")  # the names that models use
 _KNOWN = ("name", *ARGUMENTS, "type", "id")
 _HEAD = re.compile(r"\s*([a-zA-Z0-9_.-]{1,64})\s*(\[CALL_ID\]\s*\w*)?\s*(\[ARGS\])?\s*")
 _HEAD_CHARS = re.compile(r"[a-zA-Z0-9_.\-\[\]\s]")
@@ -15,26 +15,26 @@ _MAX_HEAD = 256
 
 
 class CallScan(Protocol):
-    """A call that grows."""
+    """A call under construction."""
 
     @property
     def name(self) -> str | None:
-        """Its name, once its name is known and its arguments have begun: from then on it is a call."""
+        """Its name, once the name is known and the arguments have begun: from then on it is a call."""
 
     @property
     def is_done(self) -> bool:
-        """Whether it is complete."""
+        """Whether the call is complete."""
 
     def feed(self, text: str) -> int:
-        """Take characters as far as they belong to the call; how many. It is no call if that is not all of them and it
-        is not done."""
+        """Consume the characters that belong to the call, and return how many. If some are left and the call is not
+        done, it is no call."""
 
     def take(self) -> str:
-        """The arguments since the last time."""
+        """The arguments since the last call of take."""
 
 
 class Arguments:
-    """A JSON object; control characters that its strings may not hold are escaped."""
+    """A JSON object. Control characters in its strings, which JSON forbids, are escaped."""
 
     def __init__(self) -> None:
         self._scan, self._new = JsonScan(), list[str]()
@@ -45,7 +45,7 @@ class Arguments:
         return self._scan.is_done
 
     def feed(self, text: str, at: int) -> int:
-        """Take characters from a place on; where that ends."""
+        """Consume characters from position `at`. Returns the position after them."""
         while True:
             end = self._scan.feed(text, at)
             self._new.append(text[at:end])
@@ -56,16 +56,16 @@ class Arguments:
             at = end + 1
 
     def take(self) -> str:
-        """What is new."""
+        """The new part of the arguments."""
         new, self._new = "".join(self._new), []
         return new
 
 
 class ObjectCall:
-    """`{"name": "f", "arguments": {...}}`, in any order, perhaps with a type and an id.
+    """`{"name": "f", "arguments": {...}}`, in any order, optionally with a type and an id.
 
-    The names that a call may have: None, any. A bare one stands where any other text could, so it must have a known
-    name and nothing that calls do not have.
+    names: the allowed function names; None: any. A bare call is found in ordinary text, so it must have a known name
+    and no other fields.
     """
 
     def __init__(self, names: Collection[str] | None, is_bare: bool) -> None:
@@ -76,7 +76,7 @@ class ObjectCall:
         self._key = self._word = ""
         self._value = JsonScan()
         self._arguments: Arguments | None = None
-        self._growing: Arguments | None = None  # the arguments, while they are read
+        self._growing: Arguments | None = None  # the arguments, while they are parsed
 
     @property
     def name(self) -> str | None:
@@ -84,7 +84,7 @@ class ObjectCall:
         return self._name if self.is_done or self._arguments is not None else None
 
     def feed(self, text: str) -> int:
-        """Take characters."""
+        """Consume characters."""
         at = 0
         while at < len(text) and not self.is_done:
             if self._growing is not None:
@@ -99,7 +99,7 @@ class ObjectCall:
         return at
 
     def take(self) -> str:
-        """The arguments since the last time; a call without any has {}."""
+        """The arguments since the last call of take; {} for a call without arguments."""
         if self._arguments is None:
             if not self.is_done:
                 return ""
@@ -134,7 +134,7 @@ class ObjectCall:
         if c in SPACE:
             return True
         if self._key in ARGUMENTS and self._arguments is None:
-            if c == "{":  # which is theirs
+            if c == "{":  # part of the arguments
                 self._arguments = self._growing = Arguments()
                 self._state = self._after_value
             return False
@@ -151,7 +151,7 @@ class ObjectCall:
         self._state = self._after_value
         if self._key == "name" and self._name is None and not self._is_named(_text(self._word)):
             return False
-        return is_taken or self._after_value(c)  # a number ends before what follows it
+        return is_taken or self._after_value(c)  # a number ends before the next character
 
     def _is_named(self, name: str) -> bool:
         is_name = 0 < len(name) <= _MAX_HEAD and name.isprintable() and (self._names is None or name in self._names)
@@ -168,7 +168,7 @@ class ObjectCall:
 
 
 class NamedCall:
-    """`f{...}` or `f[ARGS]{...}`, as newer Mistral models write it."""
+    """`f{...}` or `f[ARGS]{...}`, the format of newer Mistral models."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -180,7 +180,7 @@ class NamedCall:
         return self._arguments.is_done
 
     def feed(self, text: str) -> int:
-        """Take characters."""
+        """Consume characters."""
         at = 0
         while self.name is None and at < len(text):
             if text[at] == "{":
@@ -196,10 +196,10 @@ class NamedCall:
         return at if self.name is None else self._arguments.feed(text, at)
 
     def take(self) -> str:
-        """The arguments since the last time."""
+        """The arguments since the last call of take."""
         return self._arguments.take()
 
 
 def _text(word: str) -> str:
-    """A JSON string that may hold control characters."""
+    """Decode a JSON string that may contain control characters."""
     return str(json.loads(word, strict=False))

@@ -1,4 +1,4 @@
-"""The tools that a request declares, and which of them the model may or must call."""
+"""The tools that a request declares, and which of them may or must be called."""
 
 import json
 import re
@@ -22,10 +22,10 @@ class Tool:
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = field(default=None, hash=False)  # a JSON schema of an object
-    is_strict: bool = False  # calls must match the schema even where the model calls by itself
+    is_strict: bool = False  # calls must match the schema even if the model chooses to call
 
     def plain(self) -> dict[str, Any]:
-        """The tool as chat templates read it.
+        """The tool in the format of chat templates.
 
         >>> Tool("now").plain()["function"]
         {'name': 'now', 'description': '', 'parameters': {'type': 'object', 'properties': {}}}
@@ -37,12 +37,12 @@ class Tool:
 
 @dataclass(frozen=True)
 class Declared:
-    """The tools of a request. Where one is named, it is the only one that can be called."""
+    """The tools of a request. If one is named, only it can be called."""
 
     tools: tuple[Tool, ...]
     mode: Mode = "auto"
     named: str | None = None
-    is_parallel: bool = True  # whether there may be several calls
+    is_parallel: bool = True  # whether several calls are allowed
 
     @property
     def callable(self) -> tuple[Tool, ...]:
@@ -51,7 +51,7 @@ class Declared:
 
 
 def declare(tools: Sequence[Any] | None, choice: Any = None, is_parallel: bool | None = None) -> Declared | None:
-    """The tools of a request as the OpenAI API writes it; None: none may be called.
+    """Parse the tools of a request in OpenAI's format; None: no tool may be called.
 
     >>> declare([{"type": "function", "function": {"name": "now"}}], "required").mode
     'required'

@@ -1,6 +1,6 @@
-"""How the served model is spoken with: its chat template, how it writes calls and reasoning, what its tokenizer knows.
+"""The served model's dialect: its chat template, its format of calls and reasoning, and its special tokens.
 
-From a conversation with tools to a prompt, the form that the output must have, and a reader of the output.
+Turns a conversation with tools into a prompt, an output constraint and a reader of the output.
 """
 
 import json
@@ -32,28 +32,28 @@ _LETTERS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True)
 class Conversation:
-    """What is asked."""
+    """A conversation to answer."""
 
     turns: Sequence[Turn]
     declared: Declared | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
     options: Mapping[str, Any] = field(default_factory=dict)  # of ChatTemplate.render
-    parse_special: bool = False  # whether special tokens that turns spell out are tokens
-    add_special: bool = False  # whether the special tokens that the model puts around a text are added
+    parse_special: bool = False  # whether special tokens written in turns are parsed as tokens
+    add_special: bool = False  # whether to add the special tokens that the model expects around a text
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A conversation, rendered."""
+    """A rendered conversation."""
 
     tokens: list[int]
-    structured: Structured | None  # the form that the output must have
-    shows_special: bool  # whether the output's text must show special tokens, as some of its markers are
+    structured: Structured | None  # the constraint of the output
+    shows_special: bool  # whether the output's text must include special tokens, because some markers are
     new_reader: Callable[[], OutputReader]
 
 
 class Dialect:
-    """One model's."""
+    """The dialect of one model."""
 
     def __init__(self, tokenizer: Tokenizer, parsers: Parsers, template: ChatTemplate | None = None) -> None:
         self._tokenizer = tokenizer
@@ -75,7 +75,7 @@ class Dialect:
         structured: Structured | None = None,
         add_special: bool = False,
     ) -> Prompt:
-        """A rendered conversation as a prompt; structured: the form that its answer is wanted in."""
+        """Build a prompt from a rendered conversation; structured: the requested constraint."""
         thought = self._thought(text)
         names = [tool.name for tool in declared.callable] if declared else []
         reader = partial(
@@ -95,7 +95,7 @@ class Dialect:
         )
 
     def render(self, conversation: Conversation) -> str:
-        """A conversation as the model reads it; marks of Tokenizer.hide are in it."""
+        """Render a conversation. The text contains the marks of Tokenizer.hide."""
         check_messages(conversation.turns)
         if conversation.declared is not None and conversation.declared.mode == "auto" and not self._allows_auto:
             raise ConfigError("tool_choice is 'auto', which this server does not allow; use none, required or a name")
@@ -114,13 +114,13 @@ class Dialect:
         return self.template.render(turns, **given, **conversation.options)
 
     def count_reasoning(self, tokens: Sequence[int], reasoning: str | None) -> int:
-        """How many of an output's tokens are reasoning, its markers included."""
+        """How many of an output's tokens are reasoning, including its markers."""
         if self.thinking is None or reasoning is None:
             return 0
         end = self.marks.ids.get(self.thinking.end)
         if end is not None:
             return tokens.index(end) + 1 if end in tokens else len(tokens)
-        low, high = 0, len(tokens)  # the text of the first `high` tokens holds the marker, or there is none
+        low, high = 0, len(tokens)  # the text of the first `high` tokens has the marker, or there is none
         while low < high:
             middle = (low + high) // 2
             if self.thinking.end in self._tokenizer.decode(tokens[:middle], special=True):
@@ -130,7 +130,7 @@ class Dialect:
         return high
 
     def effort(self, effort: str | None) -> dict[str, Any]:
-        """`reasoning_effort` as the template's variables; raises where the template has none."""
+        """`reasoning_effort` as variables of the template. Raises if the template has none."""
         if effort is None:
             return {}
         if effort not in EFFORTS:
@@ -145,7 +145,7 @@ class Dialect:
         raise ConfigError(f"reasoning_effort is {effort!r}; the model's chat template does not have it: leave it out")
 
     def variables(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """`chat_template_kwargs`, checked."""
+        """Check `chat_template_kwargs`."""
         if len(given or {}) > MAX_VARIABLES:
             raise ConfigError(
                 f"chat_template_kwargs has {len(given or {})} names; at most {MAX_VARIABLES} are passed on"
@@ -158,7 +158,7 @@ class Dialect:
         return dict(given or {})
 
     def _thought(self, text: str) -> Thought | None:
-        """The reasoning that an answer to this prompt may begin with; None where the prompt has closed it, too."""
+        """The reasoning that may begin the answer to this prompt; None also if the prompt closed it."""
         if self.thinking is None or text.rstrip().endswith(self.thinking.end):
             return None
         return Thought(self.thinking, text.rstrip().endswith(self.thinking.begin))
@@ -177,5 +177,5 @@ class Dialect:
 
 
 def new_short_id() -> str:
-    """An id as Mistral's templates want it: nine letters and digits."""
+    """An id in the format of Mistral's templates: nine letters and digits."""
     return "".join(secrets.choice(_LETTERS) for _ in range(9))

@@ -1,4 +1,4 @@
-"""What one output says, piece by piece: content, reasoning, and tool calls whose arguments grow.
+"""The events of one output: content, reasoning, and tool calls with growing arguments.
 
 content, reasoning ...  CallStart(0) CallArguments(0) ... CallEnd(0)  CallStart(1) ... CallEnd(1)  content ...
 """
@@ -23,7 +23,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True)
 class CallStart:
-    """A call begins: its name is known, and none of its arguments."""
+    """A call begins: its name is known, its arguments follow."""
 
     index: int
     id: str
@@ -40,7 +40,7 @@ class CallArguments:
 
 @dataclass(frozen=True)
 class CallEnd:
-    """A call's arguments are complete. A call that the output's end cut off has no such event."""
+    """A call's arguments are complete. A call that was cut off by the end of the output has no such event."""
 
     index: int
 
@@ -60,7 +60,7 @@ class Call:
 
 @dataclass
 class Parsed:
-    """A whole output."""
+    """A parsed output."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -68,11 +68,11 @@ class Parsed:
 
     @property
     def ends_with_calls(self) -> bool:
-        """Whether there are calls, all of them complete."""
+        """Whether there are calls and all are complete."""
         return bool(self.calls) and all(call.is_complete for call in self.calls)
 
     def add(self, event: Event) -> None:
-        """Take an event.
+        """Apply an event.
 
         >>> parsed = Parsed()
         >>> for event in (ContentDelta("Well. "), CallStart(0, "c1", "add"), CallArguments(0, "{}"), CallEnd(0)):
@@ -94,7 +94,7 @@ class Parsed:
 
 
 def gather(events: Iterable[Event]) -> Parsed:
-    """The output that these events tell of."""
+    """Build the output from its events."""
     parsed = Parsed()
     for event in events:
         parsed.add(event)

@@ -1,6 +1,6 @@
-"""How models write tool calls and reasoning: the markers of each format, and which format a chat template has.
+"""Formats of tool calls and reasoning: their markers, and how to detect the format of a chat template.
 
-The names are vLLM's where the format is the same.
+The names are vLLM's if the format is the same.
 """
 
 from collections.abc import Mapping
@@ -14,34 +14,34 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Opener:
-    """What calls stand between; without an end, they go on as long as they are calls."""
+    """The markers around calls. Without an end marker, calls continue until other text follows."""
 
     begin: str
     end: str = ""
-    is_first: bool = False  # only where the answer begins
+    is_first: bool = False  # only at the beginning of the answer
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a model writes its calls: JSON objects (or a list of them) after an opener."""
+    """The format of a model's calls: JSON objects (or a list of them) after an opener."""
 
     name: str
     openers: tuple[Opener, ...]
-    is_bare: bool = False  # calls may begin the answer without any opener
-    is_named: bool = False  # a name and its arguments may stand in place of an object: f{...}, f[ARGS]{...}
-    arguments: str = "arguments"  # what they are called in the object
-    is_parallel: bool = True  # whether models were taught to write several calls
+    is_bare: bool = False  # calls may begin the answer without an opener
+    is_named: bool = False  # name and arguments may replace the object: f{...}, f[ARGS]{...}
+    arguments: str = "arguments"  # their name in the object
+    is_parallel: bool = True  # whether models of this format write several calls
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that may be special tokens of the tokenizer and must be seen all the same."""
+        """Markers that may be special tokens and must be visible in the text."""
         named = ("[ARGS]", "[CALL_ID]") if self.is_named else ()
         return (*(text for one in self.openers for text in (one.begin, one.end) if text), *named)
 
 
 @dataclass(frozen=True)
 class Thinking:
-    """What reasoning stands between, at the beginning of an output."""
+    """The markers around reasoning, at the beginning of an output."""
 
     name: str
     begin: str
@@ -72,7 +72,7 @@ THINKING: Mapping[str, Thinking] = {"deepseek_r1": _THINK, "qwen3": _THINK, "mis
 
 
 def find_format(name: str, template: str) -> Format:
-    """The format of this name; auto: the one that a chat template writes, JSON where none is known.
+    """The format of this name; auto: detected from the chat template, else JSON.
 
     >>> find_format("auto", "{{ '<tool_call>' }}").name, find_format("auto", "").name
     ('hermes', 'json')
@@ -89,7 +89,7 @@ def find_format(name: str, template: str) -> Format:
 
 
 def find_thinking(name: str, template: str) -> Thinking | None:
-    """The reasoning of this name; none: not looked for; auto: as the chat template has it.
+    """The reasoning format of this name; none: disabled; auto: detected from the chat template.
 
     >>> find_thinking("auto", "{{ '<think>' }}").name, find_thinking("auto", "") is None
     ('deepseek_r1', True)

@@ -18,23 +18,23 @@ from saguaro.model.compiler import WHITESPACE
 from saguaro.serve.tools.declared import Declared, Tool
 from saguaro.serve.tools.formats import Format, Thinking
 
-# As json.dumps writes it, which is how models are taught calls; and whitespace is what small models get lost in.
+# Like json.dumps, in whose format models learn calls. Free whitespace would let small models write it endlessly.
 _WRITTEN: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
-# Of one output, where it must be calls: a model that may go on with another call may go on for ever.
+# Limit for outputs that must be calls: otherwise a model may write calls endlessly.
 MAX_CALLS = 16
 _MORE = f" ({{}}){{{{0,{MAX_CALLS - 1}}}}}"
 
 
 @dataclass(frozen=True)
 class Marks:
-    """How a tokenizer and a template write a format's markers."""
+    """How a tokenizer and a template write the markers of a format."""
 
     ids: Mapping[str, int]  # of texts that are one added token
     template: str = ""
 
     def write(self, text: str) -> str:
-        """A marker in a grammar.
+        """A marker as part of a grammar.
 
         >>> Marks({"<tool_call>": 7}).write("<tool_call>"), Marks({}).write("<tool_call>")
         ('<[7]>', '"<tool_call>"')
@@ -44,14 +44,14 @@ class Marks:
 
 @dataclass(frozen=True)
 class Thought:
-    """The reasoning that an output may begin with."""
+    """The reasoning that may begin an output."""
 
     thinking: Thinking
-    is_open: bool  # the prompt has opened it already
+    is_open: bool  # the prompt has already opened it
 
 
 def calls_grammar(format: Format, declared: Declared, marks: Marks, thought: Thought | None) -> Structured:
-    """An output that is nothing but calls, each of a declared tool and matching its schema."""
+    """A grammar for outputs that consist of calls only, each of a declared tool and matching its schema."""
     tools = declared.callable
     is_many = declared.mode == "required" and declared.is_parallel and format.is_parallel
     rules = [*_calls(format, marks, is_many), *_call_rules(format, tools, [*map(_schema, tools)], marks)]
@@ -59,8 +59,8 @@ def calls_grammar(format: Format, declared: Declared, marks: Marks, thought: Tho
 
 
 def strict_grammar(format: Format, declared: Declared, marks: Marks, thought: Thought | None) -> Structured | None:
-    """Any text, in which calls of strict tools match their schemas; None where no tool is strict, or where the format
-    has no grammar of that kind: an opener that is not one token."""
+    """A grammar for any text in which calls of strict tools match their schemas. None if no tool is strict, or if the
+    format does not support it because its opener is not one token."""
     tools, opener = declared.callable, format.openers[0].begin
     if not any(tool.is_strict for tool in tools) or not (format.is_bare or opener in marks.ids):
         return None
@@ -77,7 +77,7 @@ def strict_grammar(format: Format, declared: Declared, marks: Marks, thought: Th
 
 
 def after_thought(structured: Structured, marks: Marks, thought: Thought) -> Structured:
-    """The same form, after the reasoning."""
+    """The same constraint, after the reasoning."""
     match structured.kind:
         case "json":
             schema = json.loads(structured.text)
@@ -108,7 +108,7 @@ def _with_thought(body: str, rules: Sequence[str], marks: Marks, thought: Though
 
 
 def _calls(format: Format, marks: Marks, is_many: bool) -> list[str]:
-    """The rules `calls` and, where calls are JSON objects, their places in it."""
+    """The rule `calls` and the rules it uses."""
     opener = format.openers[0]
     begin = marks.write(opener.begin)
     if format.is_bare:
@@ -123,7 +123,7 @@ def _calls(format: Format, marks: Marks, is_many: bool) -> list[str]:
 
 
 def _is_opened_each(format: Format, marks: Marks) -> bool:
-    """Whether every call has an opener of its own, rather than all of them one."""
+    """Whether every call has its own opener, instead of one for all."""
     return bool(format.openers[0].end and not format.is_bare) or _is_named(format, marks)
 
 
@@ -145,7 +145,7 @@ def _call_rules(format: Format, tools: Sequence[Tool], schemas: Sequence[Mapping
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
-    """A tool's schema. It takes no arguments that it does not name, unless it says so."""
+    """A tool's schema. Additional properties are forbidden unless the schema allows them."""
     schema = {"type": "object", **(tool.parameters or {"properties": {}})}
     is_open = any(key in schema for key in ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf"))
     return schema if is_open or "properties" not in schema else {**schema, "additionalProperties": False}
@@ -160,7 +160,7 @@ def _escape(text: str) -> str:
 
 
 def _escape_slashes(pattern: str) -> str:
-    r"""A regular expression between slashes.
+    r"""Escape a regular expression for use between slashes.
 
     >>> print(_escape_slashes("a/b"), _escape_slashes(r"a\/b"))
     a\/b a\/b

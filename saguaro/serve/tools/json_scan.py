@@ -1,4 +1,4 @@
-"""JSON read one character at a time: is this the beginning of a JSON value, and where does it end?"""
+"""An incremental JSON scanner: accepts characters of a JSON value and finds its end."""
 
 import re
 
@@ -9,7 +9,7 @@ _LITERALS = ("true", "false", "null")
 
 
 class JsonScan:
-    """One JSON value as it grows. Control characters in strings are taken too: models write them.
+    """One JSON value as it grows. Accepts control characters in strings, because models write them.
 
     >>> scan = JsonScan()
     >>> [scan.push(c) for c in '{"a": [1, 2]}'] == [True] * 13, scan.is_done
@@ -20,7 +20,7 @@ class JsonScan:
 
     def __init__(self) -> None:
         self.is_done = False
-        self._ends: list[str] = []  # of the objects and arrays that are open
+        self._ends: list[str] = []  # of the open objects and arrays
         self._state, self._word, self._is_key, self._n_hex = self._value, "", False, 0
 
     @property
@@ -29,8 +29,8 @@ class JsonScan:
         return self._state in (self._string, self._escape)
 
     def feed(self, text: str, at: int) -> int:
-        """Take characters from a place on, as far as they belong to the value; where that ends. A control character in
-        a string is left to the caller, who may push it."""
+        """Consume the characters from position `at` that belong to the value, and return the position after them.
+        Stops at a control character in a string; the caller may push it."""
         while at < len(text) and not self.is_done:
             if self._state == self._string:
                 plain = _PLAIN.match(text, at)
@@ -45,7 +45,7 @@ class JsonScan:
         return at
 
     def push(self, c: str) -> bool:
-        """Take a character. False: it does not belong to the value, which is done, or cannot be JSON any more."""
+        """Consume a character. False: the value is complete without it, or it is not JSON."""
         return not self.is_done and self._state(c)
 
     def _value(self, c: str) -> bool:

@@ -1,5 +1,5 @@
-"""Turns of a conversation in which tools were called: as clients send them, as chat templates read them, and as text
-for a template that knows no tools."""
+"""Turns with tool calls: from the client's format to that of chat templates, or to plain text for templates
+without tools."""
 
 import hashlib
 import json
@@ -13,11 +13,11 @@ from saguaro.serve.tools.declared import Declared
 from saguaro.serve.tools.formats import Format
 
 Turn = dict[str, Any]
-MAX_CALLS = 256  # of one turn
+MAX_CALLS = 256  # per turn
 
 
 def read_calls(given: Sequence[Any]) -> list[Turn]:
-    """The calls of an assistant's turn, arguments as the mapping that templates expect.
+    """The calls of an assistant turn, with arguments as mappings, as templates expect.
 
     >>> read_calls([{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}])
     [{'id': 'c1', 'type': 'function', 'function': {'name': 'add', 'arguments': {'a': 1}}}]
@@ -41,7 +41,7 @@ def _call(place: str, given: Any) -> Turn:
 
 
 def _arguments(given: str | Mapping[str, Any]) -> Any:
-    """A mapping; what is none stays the text that a model wrote."""
+    """Parse arguments into a mapping; other text is kept as it is."""
     if not isinstance(given, str):
         return dict(given)
     try:
@@ -52,7 +52,7 @@ def _arguments(given: str | Mapping[str, Any]) -> Any:
 
 
 def name_results(turns: Sequence[Turn]) -> list[Turn]:
-    """Every result with the name of the function that it is of."""
+    """Add the function's name to every result."""
     names: dict[str, str] = {}
     named = []
     for turn in turns:
@@ -63,9 +63,9 @@ def name_results(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def one_by_one(turns: Sequence[Turn]) -> list[Turn]:
-    """Calls of one turn as turns of one call, each followed by its result: for templates that know single calls."""
+    """Split turns of several calls into turns of one call and its result, for templates without parallel calls."""
     changed: list[Turn] = []
-    moved: set[int] = set()  # places of results that stand behind their calls already
+    moved: set[int] = set()  # indices of results that were moved behind their calls
     for at, turn in enumerate(turns):
         calls = turn.get("tool_calls", ())
         if at in moved:
@@ -83,7 +83,7 @@ def one_by_one(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def shorten_ids(turns: Sequence[Turn]) -> list[Turn]:
-    """The same calls with ids of nine letters and digits, which is what Mistral's templates accept."""
+    """Replace call ids by nine letters and digits, which Mistral's templates require."""
 
     def short(id: str) -> str:
         return id if re.fullmatch(r"[a-zA-Z0-9]{9}", id) else hashlib.sha256(id.encode()).hexdigest()[:9]
@@ -100,10 +100,10 @@ def shorten_ids(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def in_words(turns: Sequence[Turn], format: Format, declared: Declared | None) -> list[Turn]:
-    """A conversation for a template that knows no tools: they are listed in the system's text, calls are the
-    assistant's text, results are a user's."""
+    """Write a conversation for a template without tools: tools are listed in the system text, calls become
+    assistant text, results become user text."""
     spoken: list[Turn] = []
-    is_result = False  # of the last turn: what the user says after results belongs to it, as turns alternate
+    is_result = False  # of the last turn: user text after results is merged into it, because turns alternate
     for turn in turns:
         if turn["role"] == "tool":
             text = f"Result of {turn.get('name', 'the call')}:\n{turn['content']}"
@@ -123,14 +123,14 @@ def in_words(turns: Sequence[Turn], format: Format, declared: Declared | None) -
 
 
 def _told(turns: list[Turn], text: str) -> list[Turn]:
-    """A system's text before all else."""
+    """Add text at the beginning of the system turn."""
     if turns and turns[0]["role"] in ("system", "developer"):
         return [{**turns[0], "content": f"{turns[0]['content']}\n\n{text}"}, *turns[1:]]
     return [{"role": "system", "content": text}, *turns]
 
 
 def list_tools(declared: Declared, format: Format) -> str:
-    """What a model is told of tools by a template that knows none."""
+    """The description of tools for templates without tools."""
     listed = "\n".join(json.dumps(tool.plain()["function"], ensure_ascii=False) for tool in declared.tools)
     example = {"function": {"name": "function_name", "arguments": {"parameter": "value"}}}
     lines = [
@@ -149,7 +149,7 @@ def list_tools(declared: Declared, format: Format) -> str:
 
 
 def write_calls(calls: Sequence[Mapping[str, Any]], format: Format) -> str:
-    """Calls as a model of this format writes them.
+    """Write calls in this format.
 
     >>> from saguaro.serve.tools.formats import JSON
     >>> print(write_calls([{"function": {"name": "add", "arguments": {"a": 1}}}] * 2, JSON))

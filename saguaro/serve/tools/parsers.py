@@ -1,4 +1,4 @@
-"""How the output of the served model is read: what the command line says of it."""
+"""The command-line settings for parsing the model's output."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,8 @@
-"""The growing text of one output, split into content, reasoning and tool calls.
+"""Splits the growing text of one output into content, reasoning and tool calls.
 
-Invariant: what is told depends on the text alone, never on how it was cut into pieces; and no text is lost. What might
-begin a call or end the reasoning is held back as long as it might, and is content if it does not. A call is one as soon
-as its name is known; if its arguments go wrong after that, they are told as they were written.
+Invariant: the events depend on the text alone, not on how it was split into pieces, and no text is lost. Text that
+might begin a call or end the reasoning is held back until this is decided. A call is one as soon as its name is known;
+if its arguments turn out invalid, they are reported as written.
 
     lead --> reasoning --> first --> body --> begun --> call --> between --> body
                             (bare calls)  |      |        |         |
@@ -29,7 +29,7 @@ BARE = Opener("")
 
 
 def new_call_id() -> str:
-    """An id as clients know them."""
+    """A new id in the usual format."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
@@ -46,37 +46,37 @@ class OutputReader:
 
     def __init__(
         self,
-        format: Format | None = None,  # None: calls are not looked for
-        thinking: Thinking | None = None,  # None: reasoning is not looked for
+        format: Format | None = None,  # None: calls are not parsed
+        thinking: Thinking | None = None,  # None: reasoning is not parsed
         *,
-        is_thinking: bool = False,  # the prompt has opened the reasoning already
+        is_thinking: bool = False,  # the prompt has already opened the reasoning
         names: Collection[str] = (),  # of the declared tools
-        max_calls: int | None = None,  # calls beyond these are left out
+        max_calls: int | None = None,  # further calls are dropped
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
         self._openers = format.openers if format else ()
         self._is_bare, self._is_named = bool(format and format.is_bare), bool(format and format.is_named)
         self._thinking, self._names, self._new_id = thinking, names, new_id
         self._max_calls = max_calls
-        self._held = ""  # not told yet
-        self._raw = ""  # of what may be a call, all that was taken from _held
+        self._held = ""  # not reported yet
+        self._raw = ""  # the text of a possible call, taken from _held
         self._events: list[Event] = []
         self._n_calls = 0
         self._opener, self._is_list = BARE, False
         self._call: CallScan = NamedCall()
-        self._is_started = False  # the call in _call is told
+        self._is_started = False  # whether the call in _call was reported
         self._has_content = self._is_after_call = False
         self._state = self._first if thinking is None else self._lead
         if thinking is not None and is_thinking:
             self._state = self._reasoning_lead
 
     def push(self, text: str) -> list[Event]:
-        """Take text, return what is certain now."""
+        """Add text. Returns the events that are certain now."""
         self._held += text
         return self._advance(is_end=False)
 
     def finish(self) -> list[Event]:
-        """No text will follow: return what was held back."""
+        """End the text. Returns the remaining events."""
         return self._advance(is_end=True)
 
     def _advance(self, is_end: bool) -> list[Event]:
@@ -89,10 +89,10 @@ class OutputReader:
         events, self._events = self._events, []
         return _joined(events)
 
-    # Each state looks at the text that is not told yet and returns how many characters it has taken.
+    # Each state handler gets the unreported text and returns how many characters it has consumed.
 
     def _lead(self, text: str, is_end: bool) -> int:
-        """Does reasoning begin?"""
+        """Check whether reasoning begins."""
         assert self._thinking is not None
         inner, begin = text.lstrip(), self._thinking.begin
         if inner.startswith(begin):
@@ -127,7 +127,7 @@ class OutputReader:
         return n_space
 
     def _first(self, text: str, is_end: bool) -> int:
-        """The answer begins: perhaps with a call that needs no opener, or one that is known here only."""
+        """The beginning of the answer: check for a bare call, or for an opener that is valid only here."""
         inner = text.lstrip()
         n_space = len(text) - len(inner)
         here = [one for one in self._openers if one.is_first]
@@ -166,7 +166,7 @@ class OutputReader:
         return len(raw)
 
     def _begun(self, text: str, is_end: bool) -> int:
-        """After an opener, or after what separates two calls: is this a call?"""
+        """After an opener or a separator: check whether a call follows."""
         n_taken = 0
         for c in text:
             if c == "[" and not self._is_list:
@@ -220,7 +220,7 @@ class OutputReader:
         self._state = self._between
 
     def _spoilt(self, text: str, is_end: bool) -> int:
-        """Arguments that are no JSON, to where the call ought to end."""
+        """Invalid arguments, up to the expected end of the call."""
         marks = [self._opener.end] if self._opener.end else [one.begin for one in self._openers if not one.is_first]
         at = min((at for mark in marks if (at := text.find(mark)) >= 0), default=-1)
         if at >= 0:
@@ -234,7 +234,7 @@ class OutputReader:
         return n
 
     def _between(self, text: str, is_end: bool) -> int:
-        """After a call: the end, or another one."""
+        """After a call: the end, or another call."""
         inner = text.lstrip()
         n_space = len(text) - len(inner)
         if self._is_list and inner.startswith("]"):
@@ -249,7 +249,7 @@ class OutputReader:
             if not is_end:
                 return 0
             self._state = self._body
-            return len(text)  # cut off within the mark that ends calls
+            return len(text)  # cut off within the end marker
         if rest.startswith("{"):
             self._raw = text[:n_before]
             self._start("{")
@@ -258,7 +258,7 @@ class OutputReader:
         return 0
 
     def _fail(self) -> None:
-        """No call after all."""
+        """Not a call: report it as content."""
         raw, self._raw, self._state = self._raw, "", self._body
         self._say(raw)
 
@@ -284,12 +284,12 @@ class OutputReader:
 
 
 def parse(text: str, reader: OutputReader) -> Parsed:
-    """A whole output, read by a new reader."""
+    """Parse a whole output with a new reader."""
     return gather([*reader.push(text), *reader.finish()])
 
 
 def overlap(text: str, mark: str) -> int:
-    """Length of the longest end of text that begins a mark and is not all of it.
+    """Length of the longest proper prefix of mark that text ends with.
 
     >>> overlap("so <tool", "<tool_call>"), overlap("so", "<tool_call>")
     (5, 0)
@@ -299,7 +299,7 @@ def overlap(text: str, mark: str) -> int:
 
 
 def _joined(events: list[Event]) -> list[Event]:
-    """Neighbours of one kind as one."""
+    """Merge adjacent events of the same kind."""
     joined: list[Event] = []
     for event in events:
         match (joined[-1] if joined else None, event):
