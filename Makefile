@@ -14,7 +14,9 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 PROMPT ?= A shop sells pens at 3 dollars each and notebooks at 7 dollars. How much do 4 pens and 2 notebooks cost?
 
-.PHONY: demo demo-prepare test clean
+N_MUTANTS ?= 300
+
+.PHONY: demo demo-prepare test mutants clean
 
 demo: $(VENV)/.installed
 	$(BIN)/saguaro compare --prompt "$(PROMPT)" --methods sd,ssd --temperature 0 --max-tokens 128
@@ -28,6 +30,10 @@ test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+# Which small mistakes the tests miss (docs/testing.md). It takes long, and continues where it was interrupted.
+mutants: $(VENV)/.installed-test
+	$(BIN)/python -m bench.mutants --sample $(N_MUTANTS)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -52,12 +52,16 @@ class Known:
         return self._drafter.propose(rows, lookahead)
 
 
-def model(folder: Path, verification: str) -> Known:
+def drafting(folder: Path, verification: str) -> ModelDrafter:
     paths = {"draft": str(folder), "target": str(folder)}
     config = new_config(V, **paths, verification=verification, lookahead=K, saguaro_c=0.5)
     drafter = draft_side(config, load_draft(config, None)).drafter
     assert isinstance(drafter, ModelDrafter)
-    return Known(drafter)
+    return drafter
+
+
+def model(folder: Path, verification: str) -> Known:
+    return Known(drafting(folder, verification))
 
 
 MAKERS: dict[str, tuple[int, Callable[[Path], Proposer]]] = {
@@ -124,6 +128,58 @@ def test_a_model_says_the_same_whoever_else_is_asked(folder: Path) -> None:
         assert check(model(folder, "shared"), [row], K) == [together[index]]
 
 
+def test_q_is_that_of_its_row_beside_one_that_is_not_read_yet(folder: Path) -> None:
+    """The first and the third are not known to the drafter: they get nothing, and the others what they get alone."""
+    drafter, rows = drafting(folder, "rejection"), admitted(TEXTS)
+    drafter.admit(rows[1::2])
+    tokens = check(drafter, rows, K)
+    assert [len(own) for own in tokens] == [0, K, 0, K, 0]
+    drafter.settle(rows)
+    q = drafter.propose(rows, 1).q
+    assert q is not None
+    for index in (1, 3):
+        alone = drafting(folder, "rejection")
+        alone.admit([rows[index]])
+        expected = alone.propose([rows[index]], 1).q
+        assert expected is not None
+        assert torch.allclose(q[index], expected[0])
+
+
+def test_reading_ends_when_the_outcome_is_there(folder: Path) -> None:
+    """What is left is read in the rounds that follow; nothing is drafted after a text that is not read."""
+    drafter, (row,) = drafting(folder, "shared"), admitted([list(range(220))])
+    drafter.admit([row])
+    n_drafted = []
+    for _ in range(4):
+        drafter.read([row], is_late=lambda: True)
+        n_drafted.append(len(drafter.propose([row], K).tokens[0]))
+    assert n_drafted == [0, 0, 0, K]  # 64 tokens a time
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, K])
+def test_branches_end_when_the_outcome_is_there(folder: Path, n_steps: int) -> None:
+    """What was drafted until then is a speculation, and the beginning of what would be drafted just in time."""
+    target = load("target", folder, torch.device("cpu"), torch.float32).model
+    draft, row = side(target, "uniform"), Joined(0, TEXTS[0], 1, 0, SamplingParams(temperature=0))
+    draft.admit([row])
+    spec = draft.respond(Outcome.nothing(), [0], [K])
+    asked: list[int] = []
+
+    def is_late() -> bool:
+        asked.append(len(asked) + 1)
+        return asked[-1] >= n_steps
+
+    draft.prepare(is_late)
+    assert len(asked) == n_steps
+    k, bonus = prepared(draft, 0)[0]
+    outcome = Outcome(torch.tensor([0]), spec.length, torch.tensor([k]), torch.tensor([bonus]))
+    found = draft.respond(outcome, [0], [K])
+    text = [*TEXTS[0], *spec.tokens[0, :k].tolist(), bonus]
+    assert (found.hit.tolist(), found.length.tolist()) == ([True], [n_steps])
+    expected = just_in_time(target, Joined(0, text, 1, 0, row.params))
+    assert found.tokens[0, :n_steps].tolist() == expected[:n_steps]
+
+
 def side(target: Transformer, planner: str) -> DraftSide:
     """The draft's side of a target without a layer; as it is drafted on a miss, or prepared."""
     config = new_config(V, draft="drop:1", planner=planner, lookahead=K, budget=6)
@@ -165,15 +221,20 @@ def test_what_was_prepared_is_what_would_be_drafted(folder: Path, planner: str) 
     assert hits[False] > 3
 
 
-def decide(draft: DraftSide, slot: int, chance: Random) -> tuple[int, int]:
-    """An outcome that was prepared, or sometimes any."""
+def prepared(draft: DraftSide, slot: int) -> list[tuple[int, int]]:
+    """The outcomes of a row that were prepared."""
     at, length = torch.tensor([slot]), torch.tensor([K])
     every = [(k, token) for k in range(K + 1) for token in range(V)]
-    prepared = [
+    return [
         one for one in every if draft.cache.look_up(Outcome(at, length, torch.tensor([one[0]]), torch.tensor([one[1]])))
     ]
-    if prepared and chance.random() < 0.75:
-        return chance.choice(prepared)
+
+
+def decide(draft: DraftSide, slot: int, chance: Random) -> tuple[int, int]:
+    """An outcome that was prepared, or sometimes any."""
+    found = prepared(draft, slot)
+    if found and chance.random() < 0.75:
+        return chance.choice(found)
     return chance.randrange(K + 1), chance.randrange(V)
 
 

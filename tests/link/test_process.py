@@ -218,6 +218,33 @@ def test_a_stopped_draft_does_not_block_a_long_turn(link: Process) -> None:
     assert link.n_starts == n_starts
 
 
+TRICKLING = """
+import socket, sys, time
+from saguaro.link import worker
+from tests.link.echo_worker import build
+
+class Trickling(socket.socket):
+    def sendmsg(self, parts):
+        time.sleep(0.01)
+        return self.send(parts[0][:1])
+
+socket.socket = Trickling
+worker.main(sys.argv[1:], build)
+"""
+
+
+def test_a_reply_that_trickles_in_is_late_when_its_time_is_over() -> None:
+    """A byte every 10 ms: the header alone takes longer than the timeout, and no pause between two bytes does."""
+    with contextlib.closing(other(TRICKLING)) as link:
+        link.wait_ready(AGES)
+        target, link.timeout = Target(link), 0.25
+        assert target.play().tokens.shape[1] == 0
+        assert (link.n_late, link.is_ready) == (1, False)
+        link.timeout = AGES
+        target.play_until(lambda: target.n_spoken > 0)
+        assert (link.n_late, link.n_starts, link.n_deaths, target.n_fresh) == (1, 1, 0, 2)
+
+
 def test_a_draft_that_is_late_for_too_long_is_started_again(link: Process, target: Target) -> None:
     n_deaths, n_spoken, first = link.n_deaths, target.n_spoken, pid_of(link)
     os.kill(first, signal.SIGSTOP)

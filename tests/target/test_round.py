@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,6 +154,11 @@ class Rig:
                 told[commit.request] += commit.tokens
         assert all(request.output == told[request] for request in requests)
         return list(told.values())
+
+    def drain(self) -> None:
+        """Play until nothing is left."""
+        while self.scheduler.has_work:
+            self.play()
 
 
 def new_rig(
@@ -395,6 +401,71 @@ def test_a_text_that_is_continued_finds_what_was_generated(model: Transformer) -
     second = Request("second", prompt, SamplingParams(max_tokens=10), seed=3)
     assert rig.run([second]) == [true_output(model, second)]
     assert second.n_cached >= len(first.tokens) - 4
+
+
+@pytest.mark.parametrize("lookahead", [0, 3])
+@pytest.mark.parametrize("n_more", range(4))
+def test_a_continued_text_is_the_same_wherever_its_first_part_ended(
+    model: Transformer, lookahead: int, n_more: int
+) -> None:
+    """Also on a page boundary: the last token of an output is not computed, so its page must not be reused."""
+    (first,) = new_requests(n=1, max_tokens=18 + n_more)
+    texts = [[*first.prompt, *true_output(model, first)]]
+    rig = new_rig(model, scripted(chance(texts), lookahead), lookahead=lookahead)
+    rig.run([first])
+    second = Request("second", [*first.tokens, 7, 8, 9], SamplingParams(max_tokens=6, speculation=False), seed=3)
+    assert rig.run([second]) == [true_output(model, second)]
+    assert second.n_cached == (len(first.tokens) - 1) // 4 * 4
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises."""
+
+
+def interrupt(*_: object) -> None:
+    raise Interrupt
+
+
+def test_a_row_that_left_in_a_round_that_broke_off_is_forgotten(
+    model: Transformer, truth: list[list[int]], texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft is never told that the first request ended, and the third takes its slot."""
+    first, second, third = new_requests(n=3)
+    link = scripted(chance(texts), 3)
+    rig = new_rig(model, link, lookahead=3, max_rows=2)
+    rig.scheduler.add(first)
+    rig.scheduler.add(second)
+    rig.play()
+    rig.scheduler.abort(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(link, "retire", interrupt)
+        with pytest.raises(Interrupt):
+            rig.play()
+    rig.scheduler.add(third)
+    rig.drain()
+    assert [second.output, third.output] == truth[1:3]
+
+
+@pytest.mark.parametrize("when", ["before its outcome", "after its outcome"])
+def test_a_round_that_breaks_off_while_it_lands_is_played_again(
+    model: Transformer, truth: list[list[int]], texts: list[list[int]], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The draft has seen the outcome of the round before, and must not append its tokens a second time."""
+    rig, requests = new_rig(model, scripted(chance(texts), 3), lookahead=3), new_requests()
+    for request in requests:
+        rig.scheduler.add(request)
+    for _ in range(3):
+        rig.play()
+    with monkeypatch.context() as patch:
+        if when == "before its outcome":
+            pending = SimpleNamespace(outcome=interrupt)
+            patch.setattr(rig.round.verifier, "launch", lambda *_: pending)
+        else:
+            patch.setattr(rig.scheduler, "took", interrupt)
+        with pytest.raises(Interrupt):
+            rig.play()
+    rig.drain()
+    assert [request.output for request in requests] == truth
 
 
 @pytest.mark.parametrize("lookahead", [0, 3])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from saguaro import rng
+from saguaro.algo.sampling import Rules, rank
 from saguaro.config import SamplingParams
 from saguaro.target.request import Request
 from saguaro.target.sampler import Context, Sampler, adjust, logprobs, rules
@@ -157,6 +158,44 @@ def test_every_place_follows_its_own_request() -> None:
     found = rules([(request, ()) for request in requests], CPU)
     columns = zip(found.temperature, found.top_k, found.top_p, found.min_p, strict=True)
     assert [tuple(map(float, row)) for row in columns] == [pytest.approx(setting) for setting in settings_]
+
+
+def plain_rank(
+    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, n_known: int, n: int
+) -> tuple[Tensor, Tensor]:
+    """A kernel that knows temperature and noise alone, as those for a CPU and a GPU do."""
+    none = torch.zeros(len(logits))
+    each = Rules(temperature, none.long(), torch.ones(len(logits)), none, seeds, positions)
+    return rank(logits[:, :n_known], each, n)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"top_k": 2},
+        {"top_p": 0.3},
+        {"min_p": 0.5},
+        {"repetition_penalty": 3.0},
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": 2.0},
+        {"logit_bias": {3: 5.0}},
+        {"allowed_token_ids": (3, 4)},
+        {"min_tokens": 4, "stop_token_ids": (0, 1, 2, 3, 4, 5)},
+    ],
+)
+def test_a_kernel_for_plain_requests_changes_no_token(params: dict[str, Any]) -> None:
+    """Each parameter alone, beside plain requests; and with it other tokens are chosen than without."""
+    n = 100
+    logits = random_logits(n, scale=0.5)
+    requests = [new_request([1, 2], [2, 2], seed=seed, **(params if seed % 2 else {})) for seed in range(n)]
+    places: list[Place] = [(request, ()) for request in requests]
+    tokens, ranked = Sampler(V)(logits.clone(), places), Sampler(V).rank(logits.clone(), places, 1)[0]
+    with_kernel = Sampler(V, plain_rank)
+    assert with_kernel(logits.clone(), places).equal(tokens)
+    assert with_kernel.rank(logits.clone(), places, 1)[0].equal(ranked)
+    unrestricted = Sampler(V)(logits.clone(), [(new_request([1, 2], [2, 2], seed=seed), ()) for seed in range(n)])
+    assert tokens.equal(unrestricted) == (not params)
 
 
 @pytest.mark.parametrize("seed", [0, 2**32 + 5, 2**53, 2**63 - 1])

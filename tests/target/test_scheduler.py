@@ -365,6 +365,22 @@ def test_the_younger_is_preempted_keeps_its_text_and_comes_back_first() -> None:
     drain(target)
 
 
+def test_a_step_in_which_a_prompt_takes_pages_from_another_request_admits_no_third() -> None:
+    """The pages and the token that it leaves are for the one that was preempted."""
+    scheduler = new_scheduler(n_pages=5, page_size=2, max_length=10, max_tokens=4)
+    older, younger, third = (new_request([i] * n, 2, stops=False) for i, n in enumerate((8, 3, 1)))
+    target = FakeTarget(scheduler)
+    for request in (older, younger):
+        scheduler.add(request)
+        target.step()
+    assert [(r.n_computed, len(r.table.pages)) for r in scheduler.running] == [(5, 3), (3, 2)]
+    scheduler.add(third)
+    target.step()
+    assert (older.n_output, younger.n_preempted, scheduler.pool.n_free) == (1, 1, 1)
+    assert (scheduler.running, list(scheduler.waiting)) == ([older], [younger, third])
+    drain(target)
+
+
 def test_a_prompt_longer_than_a_step_is_computed_in_chunks() -> None:
     scheduler = new_scheduler(max_tokens=4)
     request = new_request([0] * 10, 2, stops=False)

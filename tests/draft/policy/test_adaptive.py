@@ -56,6 +56,7 @@ def settled(clock: Clock, step_s: float, stands: Sequence[int], n_rows: int = 1,
         (0.1, [2], 2),  # the third never does
         (0.2, [0, 1], 1),  # 1.5 / 1.2 a second, and (1 + 0.5) / 1.4 for two
         (0.05, [0, 4], 4),  # if the first stands, all do
+        (0.3, [0, 4], 4),  # 3 / 2.2, and 1.5 / 1.3 for one: those after a wrong first one say nothing
         (0.7, [0, 1], 0),  # 1.5 / 1.7 is less than 1
         (2.0, [4], 0),  # 5 / 9
     ],
