@@ -148,11 +148,11 @@ class Scheduler:
     def next_batch(self) -> Batch | None:
         """Return the next step with its pages reserved, or None if there is no work."""
         rows = _Rows(self.max_tokens, self.pace)
-        self._is_oldest_first = not self._is_oldest_first
+        self._is_oldest_first, n_preempted = not self._is_oldest_first, self.n_preemptions
         self._decode(rows)
         if rows:  # prompts must not delay decoding rows too long
             rows.seconds_left = self._seconds_for_prompts(rows)
-        self._read(rows)
+        self._read(rows, n_preempted)
         self._look_ahead(rows)
         if not rows:
             assert not self.has_work, "requests are left and none can be scheduled"
@@ -246,9 +246,9 @@ class Scheduler:
             if request.n_pending == 1 and request not in resting and request in self.running:
                 self._schedule(request, rows)
 
-    def _read(self, rows: "_Rows") -> None:
+    def _read(self, rows: "_Rows", n_preempted: int) -> None:
         """Schedule prompts and admit waiting requests, within the limits of slots, tokens, time and pages."""
-        n_preempted, is_full = self.n_preemptions, False
+        is_full = False
         reading = [request for request in self.running if request.n_pending > 1]
         for request in self._in_order((*reading, *self.waiting)):
             if request in self.running:
