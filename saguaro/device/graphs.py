@@ -21,7 +21,7 @@ class Graphs:
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
     def run(self, key: Hashable, function: Callable[[], None]) -> None:
-        """Run and capture the function on the first call with a key; later calls pass the same function and replay it."""
+        """Run and capture the function on a key's first call; later calls pass the same function and replay it."""
         if not self._is_cuda:
             function()
         elif key in self._graphs:
