@@ -1,9 +1,9 @@
-"""What a draft is worth: its acceptance by position and the tokens of a round, set by set, by the engine itself.
+"""Quality of a draft: acceptance by position and tokens per round, per prompt set, measured in the engine.
 
     python -m bench.acceptance --prompts DATA/*.jsonl [--drafts DIR ...] [--json acceptance.json]
 
-Speculative decoding of the first prompts of every file, greedy and at temperature 1. The output is the target's either
-way; what differs is how much of it the draft foresaw. The last line of a temperature is the mean over the sets.
+Runs speculative decoding of the first prompts of every file, greedy and at temperature 1. The output is always the
+target's; drafts differ in how much of it they predict. The last line of a temperature is the mean over the sets.
 """
 
 import json
@@ -58,7 +58,7 @@ def main(args: Args) -> int:
 
 
 def measure(llm: LLM, path: Path, temperature: float, args: Args) -> dict[str, Any]:
-    """One set."""
+    """Measure one prompt set."""
     summary = Summary()
     encode = llm.engine.tokenizer.encode_chat
     prompts = [encode([{"role": "user", "content": text}]) for text in read_prompts([path], args.num_prompts)]

@@ -1,8 +1,8 @@
-"""Autoregressive decoding on a CPU: speed against transformers, batching, memory, time to the first token.
+"""Autoregressive decoding on a CPU: speed against transformers, batching, memory, time to first token.
 
     python -m bench.ar --threads 2 --json ar.json
 
-Runs are interleaved, so that a busy machine disturbs all alike; each figure is the median over repeats.
+Runs are interleaved, so that other load affects all alike; each figure is the median over repeats.
 """
 
 import json
@@ -58,7 +58,7 @@ def main(args: Args) -> None:
         for name, case in cases.items():
             began = time.perf_counter()
             n = case()
-            if repeat:  # the first is for warming up
+            if repeat:  # the first is warm-up
                 speeds[name].append(n / (time.perf_counter() - began))
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     base = medians["saguaro"]
@@ -90,7 +90,7 @@ def _tokens(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> int:
     return sum(len(result.token_ids) for result in llm.generate(prompts, params))
 
 
-# The child's own peak: ru_maxrss would count what the parent held when it started the child.
+# VmHWM is the child's own peak: ru_maxrss would include the parent's memory at the fork.
 _MEMORY = """
 import json
 from saguaro import LLM, SamplingParams
@@ -125,7 +125,7 @@ print(json.dumps({{"imports": imported - began, "load": loaded - imported,
 
 
 def measure_first_token(threads: int, repeats: int = 3) -> dict[str, float]:
-    """Where the time from starting a process to its first token goes; medians."""
+    """Breakdown of the time from process start to first token; medians."""
     runs: list[dict[str, Any]] = []
     for _ in range(repeats):
         began = time.perf_counter()

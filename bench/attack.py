@@ -1,14 +1,14 @@
-"""Can one client hurt another? Every attack we know of at once, beside ordinary streams, on a real server process.
+"""Robustness of a server: all known attacks at once, while ordinary clients stream, on a real server process.
 
 python -m bench.attack --seconds 300                       # the default model and settings
-python -m bench.attack --seconds 60 --only bodies grammars # some of them
-python -m bench.attack --seconds 60 --only none            # how it is without any
-python -m bench.attack --cores 2                           # a server on two cores, its clients on the others
+python -m bench.attack --seconds 60 --only bodies grammars # some attacks
+python -m bench.attack --seconds 60 --only none            # baseline without attacks
+python -m bench.attack --cores 2                           # server on two cores, clients on the others
 
-An ordinary client streams short chats one after the other; another asks for /health every 100 ms. It fails if a stream
-pauses for longer than --max-gap, if /health takes longer than --max-health, if the server's processes grow by more
-than --max-growth, if descriptors or processes are left, if an ordinary chat ends with an error, or if SIGTERM under
-attack is not obeyed in time.
+One ordinary client streams short chats in sequence; another requests /health every 100 ms. The benchmark fails if a
+stream pauses longer than --max-gap, /health takes longer than --max-health, the server's processes grow by more than
+--max-growth, descriptors or processes leak, an ordinary chat ends with an error, or the server does not exit in time
+after SIGTERM under attack.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Args:
     url: str = ""
 
 
-# The attacks. Each is tried again and again by clients of its own.
+# The attacks. Each is repeated by its own clients.
 
 
 def filled(size: int, before: str, item: str, after: str) -> bytes:
@@ -94,14 +94,14 @@ GRAMMARS: list[dict[str, Any]] = [
 
 
 async def bodies(http: httpx.AsyncClient, _: random.Random) -> str:
-    """A large body that is wrong everywhere."""
+    """A large invalid body."""
     path, body = random.choice(BODIES)
     answer = await http.post(path, content=body, headers={"Content-Type": "application/json"})
     return f"{answer.status_code}, {'short' if len(answer.content) < 2000 else 'LONG'} answer"
 
 
 async def grammars(http: httpx.AsyncClient, chance: random.Random) -> str:
-    """A grammar that takes long to compile, or whose masks do."""
+    """A grammar that is slow to compile, or whose masks are slow."""
     body = {"prompt": "a", "max_tokens": 64, "structured_outputs": chance.choice(GRAMMARS), "seed": 1}
     return str((await http.post(TEXT, json=body)).status_code)
 
@@ -113,13 +113,13 @@ async def prompts(http: httpx.AsyncClient, chance: random.Random) -> str:
 
 
 async def headers(http: httpx.AsyncClient, _: random.Random) -> str:
-    """Half of a request, on 20 connections, each held until it is cut."""
+    """An incomplete request on 20 connections, each held until the server closes it."""
     held = await asyncio.gather(*(_half(http, b"GET /health HTTP/1.1\r\nHost: ") for _ in range(20)))
     return f"{sum(held)} of 20 cut"
 
 
 async def slow_bodies(http: httpx.AsyncClient, _: random.Random) -> str:
-    """A body that comes byte by byte."""
+    """A body that is sent byte by byte."""
     head = (
         b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 900\r\n"
     )
@@ -128,7 +128,7 @@ async def slow_bodies(http: httpx.AsyncClient, _: random.Random) -> str:
 
 
 async def _half(http: httpx.AsyncClient, sent: bytes, more: bytes = b"") -> bool:
-    """Whether a connection on which a request never ends is cut within two minutes."""
+    """Whether the server closes a connection with an endless request within two minutes."""
     try:
         reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
     except OSError:
@@ -148,7 +148,7 @@ async def _half(http: httpx.AsyncClient, sent: bytes, more: bytes = b"") -> bool
 
 
 async def readers(http: httpx.AsyncClient, _: random.Random) -> str:
-    """A stream that is asked for and not read."""
+    """A stream that is requested and not read."""
     body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 2, "return_speculation": True}
     async with http.stream("POST", TEXT, json=body) as answer:
         await asyncio.sleep(5)
@@ -156,7 +156,7 @@ async def readers(http: httpx.AsyncClient, _: random.Random) -> str:
 
 
 async def leavers(http: httpx.AsyncClient, chance: random.Random) -> str:
-    """A client that leaves at once."""
+    """A client that disconnects early."""
     body = {"prompt": "a b c", "max_tokens": 200, "ignore_eos": True}
     with contextlib.suppress(httpx.TimeoutException):
         await http.post(TEXT, json=body, timeout=chance.random() / 2)
@@ -164,7 +164,7 @@ async def leavers(http: httpx.AsyncClient, chance: random.Random) -> str:
 
 
 Attack = Callable[[httpx.AsyncClient, random.Random], Awaitable[str]]
-ATTACKS: dict[str, tuple[Attack, int]] = {  # and how many clients try it
+ATTACKS: dict[str, tuple[Attack, int]] = {  # with the number of clients
     "bodies": (bodies, 3),
     "grammars": (grammars, 4),
     "prompts": (prompts, 6),
@@ -176,7 +176,7 @@ ATTACKS: dict[str, tuple[Attack, int]] = {  # and how many clients try it
 
 
 async def attack(args: Args) -> dict[str, int]:
-    """All attacks until the time is over; how they ended."""
+    """Run all attacks until the time is over; count the results."""
     ended: Counter[str] = Counter()
     until = time.monotonic() + args.seconds
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -199,12 +199,12 @@ async def attack(args: Args) -> dict[str, int]:
     return dict(ended)
 
 
-# The ordinary clients, and what is measured.
+# The ordinary clients, and the measurements.
 
 
 @dataclass
 class Seen:
-    """What ordinary clients saw. Seconds; sizes in bytes."""
+    """Measurements of ordinary clients, in seconds; sizes in bytes."""
 
     gaps: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
@@ -214,7 +214,7 @@ class Seen:
 
 
 def stream(url: str, seen: Seen, is_over: threading.Event) -> None:
-    """Chat after chat."""
+    """Stream chats in sequence."""
     body = {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64, "temperature": 0}
     with httpx.Client(base_url=url, timeout=120) as http:
         while not is_over.is_set():
@@ -226,7 +226,7 @@ def stream(url: str, seen: Seen, is_over: threading.Event) -> None:
 
 
 def _chat(http: httpx.Client, body: dict[str, Any], seen: Seen) -> str:
-    """One chat; its text, or how it failed."""
+    """One chat; its text, or the failure."""
     text, last = "", time.monotonic()
     with http.stream("POST", CHAT, json=body) as answer:
         if answer.status_code != 200:
@@ -247,7 +247,7 @@ def _chat(http: httpx.Client, body: dict[str, Any], seen: Seen) -> str:
 
 
 def ask_health(url: str, seen: Seen, is_over: threading.Event) -> None:
-    """Whether the server answers, ten times a second, on a new connection each time."""
+    """Request /health ten times per second, on a new connection each time."""
     while not is_over.wait(0.1):
         began = time.monotonic()
         line = HTTPConnection(url.removeprefix("http://"), timeout=60)
@@ -262,7 +262,7 @@ def ask_health(url: str, seen: Seen, is_over: threading.Event) -> None:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it has started."""
+    """A process and all its descendants."""
     children = [
         int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
     ]
@@ -270,7 +270,7 @@ def family(pid: int) -> list[int]:
 
 
 def size(pid: int) -> int:
-    """Bytes that a process and its children hold."""
+    """Resident bytes of a process and its descendants."""
     total = 0
     for each in family(pid):
         with contextlib.suppress(OSError):  # it has just ended
@@ -284,7 +284,7 @@ def descriptors(pid: int) -> int:
 
 
 def main(args: Args) -> int:
-    """Attack a server; 1 if something did not hold."""
+    """Attack a server; 1 if a limit was exceeded."""
     if args.role == "attack":
         print(json.dumps(asyncio.run(attack(args))))
         return 0
@@ -305,7 +305,7 @@ def main(args: Args) -> int:
 
 
 def on_cores(n: int | None) -> list[str]:
-    """A command's beginning that keeps it on the first n cores; this process and what else it starts leave them."""
+    """A command prefix that pins the server to the first n cores; this process and its other children use the rest."""
     if n is None:
         return []
     cores = sorted(os.sched_getaffinity(0))
@@ -316,7 +316,7 @@ def on_cores(n: int | None) -> list[str]:
 
 
 def measure(args: Args, server: "subprocess.Popen[bytes]", log: Path) -> int:
-    """Ordinary clients and attackers until the time is over, then SIGTERM."""
+    """Run ordinary clients and attackers until the time is over, then send SIGTERM."""
     while "saguaro: serving" not in log.read_text():
         if server.poll() is not None:
             raise SystemExit(f"the server did not start:\n{log.read_text()}")
@@ -356,16 +356,16 @@ def measure(args: Args, server: "subprocess.Popen[bytes]", log: Path) -> int:
 
 
 def fill_memory(http: httpx.Client) -> None:
-    """Use all of the memory for keys and values, which is taken at the start and counts when it is first written."""
+    """Touch all KV memory: it is allocated at the start, and becomes resident when first written."""
     (card,) = http.get("/v1/models").json()["data"]
     longest = card["max_model_len"]
-    for at in range(2):  # by default, two contexts
+    for at in range(2):  # the default KV memory holds two contexts
         prompt = [(at * longest + i) % 30_000 for i in range(longest - 8)]
         assert http.post(TEXT, json={"prompt": prompt, "max_tokens": 1}).status_code == 200
 
 
 def start_attack(args: Args, url: str) -> "subprocess.Popen[str]":
-    """The attackers, in a process of their own."""
+    """Start the attackers in a separate process."""
     words = ["--role", "attack", "--url", url, "--seconds", str(args.seconds)]
     if args.only:
         words += ["--only", *args.only]
@@ -373,7 +373,7 @@ def start_attack(args: Args, url: str) -> "subprocess.Popen[str]":
 
 
 def finish(attackers: "subprocess.Popen[str]", kill: bool = False) -> dict[str, int]:
-    """How the attacks ended."""
+    """Wait for the attackers, or kill them; the counts of results."""
     if kill:
         attackers.kill()
     out = attackers.communicate()[0]
@@ -381,11 +381,11 @@ def finish(attackers: "subprocess.Popen[str]", kill: bool = False) -> dict[str, 
 
 
 def settle(pid: int, n_descriptors: int, n_processes: int) -> str:
-    """What is left half a minute after the last client went; nothing: an empty text."""
+    """Leaked descriptors and processes, at most 30 s after the last client left; empty if there are none."""
     until = time.monotonic() + 30
     while True:
         found = descriptors(pid) - n_descriptors, len(family(pid)) - n_processes
-        # A worker that was started for the first grammar stays, with its pipes.
+        # The worker started for the first grammar stays, with its pipes.
         if (found[0] <= 16 and found[1] <= 4) or time.monotonic() > until:
             return "" if found[0] <= 16 and found[1] <= 4 else f"{found[0]} descriptors and {found[1]} processes more"
         time.sleep(0.5)
@@ -400,7 +400,7 @@ def report(
     end: tuple[int | None, float],
     log: Path,
 ) -> int:
-    """Print what came of it; 1 if something did not hold."""
+    """Print the results; 1 if a limit was exceeded."""
     for how, n in sorted(ended.items()):
         print(f"{n:8}  {how}")
     failed = {how: n for how, n in seen.chats.items() if how.startswith("FAILED")}

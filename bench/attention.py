@@ -2,9 +2,9 @@
 
     python -m bench.attention --json attention.json
 
-Every time is that of a call in a CUDA graph of many, each with keys of its own, so that the cache does not hold what a
-step would read from memory. Grids are sized for texts of up to 2048 tokens (4096 for the longest here), as in a
-captured step. Each configuration is checked once against its plain-torch twin.
+A time is that of one call in a CUDA graph of many calls. Each call has its own keys, so that they are not in the cache,
+as in a real step. Grids are sized for texts of up to 2048 tokens (4096 for the longest here), as in a captured step.
+Each configuration is checked once against its plain-torch twin.
 """
 
 import argparse
@@ -34,23 +34,23 @@ from saguaro.kernels.attention import Tile
 
 DTYPE = torch.bfloat16
 PAGE_SIZE = 16
-CACHE_BYTES = 120e6  # read between two uses of the same bytes: more than twice what the H200's second-level cache holds
+CACHE_BYTES = 120e6  # read between two uses of the same bytes: more than twice the H200's L2 cache
 MOST_CALLS = 96  # in one graph
 POOL_BYTES = 300_000_000
-N_OWN, N_SEEN = 8, 4  # own tokens of a branch: room, and seen
+N_OWN, N_SEEN = 8, 4  # own tokens of a branch: allocated, and seen
 N_VOCAB, N_KNOWN = 151936, 151669
 Attend = Callable[..., Tensor]
 
 
 class Model(NamedTuple):
-    """Heads of a model, and the numbers of queries it is asked for in a step."""
+    """Heads of a model, and its numbers of queries per row in a step."""
 
     name: str
     n_heads: int
     n_kv: int
     d: int
     n_queries: tuple[int, ...]
-    block_ms: tuple[int, ...]  # to try beside the one in use
+    block_ms: tuple[int, ...]  # to try besides the one in use
 
     @property
     def group(self) -> int:
@@ -94,7 +94,7 @@ FEW_CUTS = [CUTS[i] for i in (1, 3, 4, 7)]  # for other numbers of rows in a til
 
 @dataclass(frozen=True)
 class Case:
-    """A call: so many rows of one length, with so many queries (or branches) each."""
+    """A call: n_rows rows of one length, with n queries (or branches) each."""
 
     n_rows: int
     length: int
@@ -102,7 +102,7 @@ class Case:
 
     @property
     def longest(self) -> int:
-        """What the grid is sized for."""
+        """The length that the grid is sized for."""
         return 2048 if self.length <= 2048 else 4096
 
     def __str__(self) -> str:
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 class Bench:
-    """Memory to read from, counters, and the time when to stop."""
+    """Memory to read from, counters, and the deadline."""
 
     def __init__(self, device: torch.device, deadline: float = math.inf) -> None:
         torch.manual_seed(0)
@@ -156,7 +156,7 @@ class Bench:
         return torch.randn(*shape, device=self.device).to(DTYPE)
 
     def texts(self, model: Model, case: Case) -> tuple[list[Tensor], Tensor]:
-        """Memories [n_slots, 2 * H_kv, d] to read in turn, and the pages [R, P] of every row in each."""
+        """KV memories [tokens, 2 * H_kv, d] to read in turn, and the pages [R, P] of every row in each."""
         n_pages = math.ceil(case.length / PAGE_SIZE)
         n_slots = case.n_rows * n_pages * PAGE_SIZE
         pages = torch.randperm(case.n_rows * n_pages, device=self.device).view(case.n_rows, n_pages).int()
@@ -191,7 +191,7 @@ class Calls:
         return [partial(self._run, self.q, memory, *self._rest, **kwargs) for memory in self.memories]
 
     def error(self, config: Config) -> float:
-        """The largest difference from the twin, of its largest value."""
+        """The largest difference from the twin, relative to its largest value."""
         expected = self._plain(self.q, self.memories[0], *self._rest).float()
         return float((self.of(config)[0]().float() - expected).abs().max() / expected.abs().max())
 
@@ -210,7 +210,7 @@ def present_of_branches(model: Model, m: int) -> Config:
 
 
 def candidates(model: Model) -> list[Config]:
-    """attend's: the one in use first."""
+    """Configurations of attend; the one in use first."""
     now = present(model)
     found = [now, *(_cut(now.tile.block_m, *cut) for cut in CUTS)]
     found += [_cut(block_m, *cut) for block_m in model.block_ms if block_m >= model.group for cut in FEW_CUTS]
@@ -218,7 +218,7 @@ def candidates(model: Model) -> list[Config]:
 
 
 def candidates_of_branches(model: Model, m: int) -> list[Config]:
-    """attend_branches': the one in use first."""
+    """Configurations of attend_branches; the one in use first."""
     now = present_of_branches(model, m)
     return list(dict.fromkeys([now, *(_cut(now.tile.block_m, *CUTS[i]) for i in (1, 3, 4, 5, 7))]))
 
@@ -231,7 +231,7 @@ def _cut(block_m: int, split: int, block_n: int, n_warps: int, n_stages: int) ->
 
 
 def tasks() -> list[tuple[Model, Case, bool, Config]]:
-    """A call for every kernel: of splits side by side, and for many rows of all splits in one program."""
+    """A call for every kernel: with parallel splits, and, for many rows, with all splits in one program."""
     found = [(model, Case(n, 64, 1), False, cut) for model in MODELS for cut in candidates(model) for n in (1, 32)]
     return found + [
         (model, Case(1, 64, m), True, cut)
@@ -242,7 +242,7 @@ def tasks() -> list[tuple[Model, Case, bool, Config]]:
 
 
 def compile_one(task: tuple[Model, Case, bool, Config]) -> None:
-    """Leave a kernel in Triton's cache on disk; one that needs more than the GPU has is found out again later."""
+    """Compile a kernel into Triton's disk cache. Kernels that exceed the GPU's resources are reported later."""
     model, case, is_branches, config = task
     try:
         Calls(_bench_of_process(), model, case, is_branches).of(config)[0]()
@@ -256,7 +256,7 @@ def _bench_of_process() -> Bench:
 
 
 def compile_all(todo: Iterable[tuple[Model, Case, bool, Config]]) -> None:
-    """Compile side by side."""
+    """Compile in parallel."""
     todo, began = list(todo), time.monotonic()
     workers = max(1, min(14, (os.cpu_count() or 1) - 2))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -274,7 +274,7 @@ def sweep_attend(bench: Bench, model: Model) -> dict[str, Any]:
 
 
 def sweep_branches(bench: Bench, model: Model, m: int) -> dict[str, Any]:
-    """Every configuration of a draft model with so many branches."""
+    """Every configuration of a draft model with m branches."""
     cases = [Case(n_rows, length, m) for n_rows, length in BRANCH_PLACES]
     title = f"{model.name} branches {m}"
     return {"model": model.name, "m": m, **sweep(bench, title, model, cases, candidates_of_branches(model, m), True)}
@@ -283,7 +283,7 @@ def sweep_branches(bench: Bench, model: Model, m: int) -> dict[str, Any]:
 def sweep(
     bench: Bench, title: str, model: Model, cases: list[Case], configs: list[Config], is_branches: bool
 ) -> dict[str, Any]:
-    """Every configuration in every case, best first, by the geometric mean; the first configuration is the present."""
+    """Every configuration in every case, sorted by geometric mean; configs[0] is the present one."""
     calls = [Calls(bench, model, case, is_branches) for case in cases]
     print(f"\n{title}, us{'split m n warps stages':>34} " + " ".join(f"{case!s:>10}" for case in cases))
     tried: list[dict[str, Any]] = []
@@ -304,7 +304,7 @@ def sweep(
 
 
 def sweep_programs(bench: Bench, model: Model) -> dict[str, Any]:
-    """How many programs a call of several rows should be cut into; the result is the same bits."""
+    """How many programs a call of several rows should use; the result is bitwise the same."""
     cases = [Case(n_rows, length, n) for n in model.n_queries for n_rows, length in PLACES if n_rows > 1]
     calls, found = [Calls(bench, model, case, False) for case in cases], {}
     print(f"\n{model.name} programs, us{'':>24} " + " ".join(f"{case!s:>10}" for case in cases))
@@ -316,7 +316,7 @@ def sweep_programs(bench: Bench, model: Model) -> dict[str, Any]:
 
 
 def sweep_sample(bench: Bench) -> list[dict[str, Any]]:
-    """choose and rank in blocks of several sizes; the tokens are the twin's."""
+    """choose and rank with several block sizes; the tokens are compared with the twin's."""
     blocks, found = (1024, 2048, 4096), []
     print(f"\n{'n best of rows, us':>40} " + " ".join(f"{f'block {block}':>10}" for block in blocks))
     for n_rows in (1, 8, 64):
@@ -340,7 +340,7 @@ def sweep_sample(bench: Bench) -> list[dict[str, Any]]:
 
 
 def print_best(found: dict[str, Any]) -> None:
-    """The best configuration of every sweep beside the present one, and the best of every case."""
+    """The best and the present configuration of every sweep, and the best of every case."""
     for one in (*found["branches"], *found["attend"]):
         best, now = one["tried"][0], next(tried for tried in one["tried"] if tried["is_present"])
         print(f"\n{one['title']}, us{'':>34} " + " ".join(f"{case:>10}" for case in one["cases"]))
@@ -364,7 +364,7 @@ def _print_row(name: str, us: list[float], remark: str = "") -> None:
 
 
 def _mean(us: list[float]) -> float:
-    """Of logarithms."""
+    """Mean of logarithms."""
     return sum(map(math.log, us)) / len(us)
 
 

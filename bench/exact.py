@@ -1,4 +1,4 @@
-"""Does every method give the target's own tokens? On the real model, alone, in batches, preempted, with a dying draft.
+"""Check that every method gives the target's own tokens: real model, single requests, batches, preemption, draft kills.
 
 python -m bench.exact --prompts DATA/*.jsonl --methods sd,ngram,amusd,pearl,specbranch,ssd-uniform,ssd
 python -m bench.exact --prompts DATA/*.jsonl --methods ssd --batches 4 --kills 50
@@ -57,7 +57,7 @@ class Args:
 def main(args: Args) -> int:
     """Print a line per method, temperature and batch; 1 if any output differs."""
     settings: dict[str, Any] = {"device": args.device, "dtype": args.dtype, "threads": args.threads}
-    if args.device != "cpu":  # no more is captured than is used
+    if args.device != "cpu":  # capture only the graphs that are used
         settings |= {"max_batch_rows": max(args.batches), "max_model_len": 2048}
     plain = LLM(method="ar", lookahead=args.lookahead, kv_memory=args.kv_memory, **settings)
     encode = plain.engine.tokenizer.encode_chat
@@ -93,7 +93,7 @@ def compare(
     batch: int,
     kills: int,
 ) -> int:
-    """Run all prompts, again and again while there are kills to come; outputs that are not the wanted ones."""
+    """Run all prompts, repeatedly until all kills are done; return the number of outputs that differ."""
     summary, engine = Summary(), llm.engine
     engine.round.observers.append(summary.add)
     n_runs = n_differ = 0
@@ -120,7 +120,7 @@ def compare(
 
 
 def gap(plain: LLM, prompt: list[int], wanted: list[int], found: list[int]) -> str:
-    """How near the two likeliest tokens lie where two outputs part."""
+    """The gap between the two likeliest tokens at the first difference of two outputs."""
     n_same = next((i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b), len(wanted))
     asked = SamplingParams(temperature=0, max_tokens=1, logprobs=2)
     found_there = plain.generate([prompt + wanted[:n_same]], asked)[0].outputs[0].logprobs
@@ -141,12 +141,12 @@ def outputs(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], ba
 
 @contextmanager
 def killing(llm: LLM, kills: int) -> Iterator[list[int]]:
-    """While inside, kill the draft's process at random moments: just started, idle, drafting; the pids that were."""
+    """Context that kills the draft's process at random times; yields the list of killed pids."""
     deaths: list[int] = []
     over = threading.Event()
     link = llm.engine.round.draft
     if isinstance(link, Process):
-        link.patience = Timeouts(pauses=(0.0,))  # who kills so often need not be waited for
+        link.patience = Timeouts(pauses=(0.0,))  # restart at once after a kill
 
     def run() -> None:
         chance = random.Random(7)

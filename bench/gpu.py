@@ -1,19 +1,19 @@
-"""How fast the engine is on a GPU, with a grown pair: one table, one JSON.
+"""Speed of the engine on a GPU with a grown pair: one table, one JSON.
 
     python -m bench.gpu --target 32b --draft 0.6b --prompts DATA/*.jsonl --json gpu.json
     python -m bench.gpu --target 32b --draft 0.6b --cells ar sd:6 ssd:6:8 --batches 1 8 32 --temperatures 0 1
     python -m bench.gpu --target 32b --draft 0.6b --peers
 
-A cell is method[:lookahead[:budget]]. Every cell is measured on the same prompts; prefill is left out: only rounds in
-which every row decodes are counted, from the end of one round to the end of the next.
+A cell is method[:lookahead[:budget]]. Every cell runs the same prompts. Prefill is excluded: only rounds in which every
+row decodes are counted, from the end of one round to the end of the next.
 
     verify    the target's time on the device; under ssd it shares the device with the draft
     draft     the draft's time on the device while the target verifies
-    exposed   what the target waited for the draft: drafting just in time, or a preparation that was not done
+    exposed   the target's wait for the draft: drafting just in time, or unfinished preparation
     host      the rest of the round
     floor     bytes of the target's weights / read bandwidth, measured in the same run
 
-The pair is grown (bench.grown): the words are SmolLM2's, the costs are those of the shapes.
+The pair is grown (bench.grown): text as from SmolLM2, costs as of the shapes.
 """
 
 import cProfile
@@ -79,7 +79,7 @@ class Args:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and a draft in the device's memory."""
+    """A target and a draft on the device."""
 
     target: Loaded
     draft: Transformer | None  # None: named by the config
@@ -89,14 +89,14 @@ class Pair:
 
 @dataclass
 class Report:
-    """What was measured, written after every cell."""
+    """The measurements, written after every cell."""
 
     facts: dict[str, Any]
     path: Path | None
     cells: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, cell: dict[str, Any]) -> None:
-        """Print and keep a line."""
+        """Print and store a cell."""
         if not self.cells:
             print(_line({name: name for name in COLUMNS}), flush=True)
         self.cells.append(cell)
@@ -104,7 +104,7 @@ class Report:
         self._write()
 
     def conclude(self) -> None:
-        """Print and keep what the cells amount to."""
+        """Print and store the conclusions."""
         floors = self.facts["floor_ms"], self.facts["draft_floor_ms"]
         self.facts["conclusions"] = conclusions(self.cells, *floors)
         for name, value in self.facts["conclusions"].items():
@@ -155,7 +155,7 @@ def main(args: Args) -> int:
 
 
 def make_pair(args: Args) -> tuple[Pair, dict[str, Any]]:
-    """The pair, grown on the device, and what it is."""
+    """The pair, grown on the device, and facts about it."""
     device, dtype = torch.device("cuda"), getattr(torch, args.dtype)
     folder = fetch_default(default_cache())
     source = load("smollm2", folder, device, torch.float32).model
@@ -182,13 +182,13 @@ def make_pair(args: Args) -> tuple[Pair, dict[str, Any]]:
 
 
 def _bytes_read(model: Transformer) -> int:
-    """For one step; of an embedding that is not the head too, only a few rows are."""
+    """Weight bytes read per step. An untied embedding is not counted: only a few of its rows are read."""
     read = sum(p.numel() * p.element_size() for p in model.parameters())
     return read if model.is_tied else read - model.embedding.numel() * model.embedding.element_size()
 
 
 def _search(grown: Grown, draft: Transformer | None, source: Transformer, words: Tokenizer, args: Args) -> float:
-    """Noise for the wanted acceptance, on what the source itself answers to a few prompts."""
+    """The noise for the wanted acceptance, on the source's own answers to a few prompts."""
     config = EngineConfig(device="cuda", dtype="float32", kv_memory="1GiB", max_batch_rows=8)
     engine = Engine(Loaded("smollm2", Path(), source), words, config)
     prompts = encode(words, read_prompts(list(args.prompts), 8))
@@ -205,7 +205,7 @@ def _search(grown: Grown, draft: Transformer | None, source: Transformer, words:
 def measure(
     pair: Pair, cell: str, batch: int, temperature: float, prompts: list[list[int]], args: Args
 ) -> dict[str, Any]:
-    """Serve the prompts, a batch at a time, and say where the time went."""
+    """Serve the prompts, a batch at a time; return the breakdown of the time."""
     method, *sizes = cell.split(":")
     lookahead, budget = (*map(int, sizes), *(4, 8)[len(sizes) :])
     config = EngineConfig(
@@ -245,7 +245,7 @@ def measure(
 
 
 def _profile(engine: Engine, prompts: list[list[int]], batch: int, temperature: float, max_tokens: int) -> None:
-    """Serve once more, and print the functions that took most."""
+    """Serve once more, and print the slowest functions."""
     profiler = cProfile.Profile()
     profiler.enable()
     _serve(engine, prompts, batch, temperature, max_tokens)
@@ -254,7 +254,7 @@ def _profile(engine: Engine, prompts: list[list[int]], batch: int, temperature: 
 
 
 def figures(events: list[RoundEvent], batch: int) -> dict[str, Any]:
-    """Means over the rounds of a whole batch in which every row decoded, each from the end of the round before it."""
+    """Means over rounds with a full batch in which every row decodes, each from the end of the previous round."""
     summary, n_tokens, seconds, waits, hosts, verifies, drafts = Summary(), 0, 0.0, 0.0, 0.0, 0.0, 0.0
     n_rounds = 0
     for before, event in pairwise(events):
@@ -288,16 +288,16 @@ def figures(events: list[RoundEvent], batch: int) -> dict[str, Any]:
 
 
 def conclusions(cells: list[dict[str, Any]], floor_ms: float, draft_floor_ms: float) -> dict[str, Any]:
-    """The ratios that matter, at batch 1 and temperature 0 unless said otherwise; what was not measured is left out.
+    """The main ratios, at batch 1 and temperature 0 unless noted; those not measured are left out.
 
-    On one memory ssd reads the draft's weights K + 1 times beside a verification. With every outcome foreseen and no
-    host, a round then takes the verification's own time and that of those bytes; less only as far as the verification
-    leaves bandwidth unused, and never less than all bytes take at full bandwidth.
+    On one GPU ssd reads the draft's weights K + 1 times during a verification. With only hits and no host time, a round
+    takes the verification's time plus the time to read those bytes. It takes less only if the verification leaves
+    bandwidth unused, and never less than reading all bytes at full bandwidth.
     """
 
     def of(method: str, batch: int = 1, heat: float = 0.0) -> list[dict[str, Any]]:
         found = [cell for cell in cells if (cell.get("method"), cell["batch"], cell["T"]) == (method, batch, heat)]
-        return sorted(found, key=lambda cell: -cell["tok_s"])  # the fastest first
+        return sorted(found, key=lambda cell: -cell["tok_s"])  # fastest first
 
     found: dict[str, Any] = {}
     ar, sd, ssd = of("ar"), of("sd"), of("ssd")
@@ -313,7 +313,7 @@ def conclusions(cells: list[dict[str, Any]], floor_ms: float, draft_floor_ms: fl
             found[f"ssd / sd at most, {name}"] = f"{most / sd[0]['tok_s']:.3f} (K = {K})"
     if sd and ssd:
         found["ssd / sd"] = f"{ssd[0]['tok_s'] / sd[0]['tok_s']:.3f} ({ssd[0]['cell']} / {sd[0]['cell']})"
-        alone = {cell["K"]: cell["verify"] for cell in sd}  # beside nothing, the verification takes its own time
+        alone = {cell["K"]: cell["verify"] for cell in sd}  # verification time without a concurrent draft
         free = {c["cell"]: round(c["tok_s"] * alone[c["K"]] / c["per_round"] / 1e3, 3) for c in ssd if c["K"] in alone}
         found["ssd / a draft that costs nothing"] = free or None
     if ar and ssd:
@@ -332,7 +332,7 @@ def conclusions(cells: list[dict[str, Any]], floor_ms: float, draft_floor_ms: fl
 
 
 def _serve(engine: Engine, prompts: list[list[int]], batch: int, temperature: float, max_tokens: int) -> int:
-    """Run prompts a batch at a time; how many tokens came."""
+    """Run prompts a batch at a time; return the number of tokens."""
     n_tokens = 0
     for start in range(0, len(prompts), batch):
         names = [
@@ -347,12 +347,12 @@ def _serve(engine: Engine, prompts: list[list[int]], batch: int, temperature: fl
 
 
 def encode(words: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """As questions of a conversation; long ones are cut."""
+    """Texts as chat prompts; long ones are truncated."""
     return [words.encode_chat([{"role": "user", "content": text}])[-1024:] for text in texts]
 
 
 def read_bandwidth(n_bytes: int = 8 * 2**30) -> float:
-    """Bytes a second that a large sum reads."""
+    """Read bandwidth in bytes per second, measured with a large sum."""
     x = torch.ones(n_bytes // 4, dtype=torch.float32, device="cuda")
     return n_bytes / min(_seconds(x.sum) for _ in range(10))
 

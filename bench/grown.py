@@ -1,21 +1,21 @@
-"""Grown models: a small model inside a large Llama shape, for the costs of the one and the words of the other.
+"""Grown models: a small model embedded in a larger Llama shape, with the cost of the larger and the text of the small.
 
     python -m bench.grown --shape 0.6b --epsilon 0
     python -m bench.grown --shape 1b --agreement 0.8
 
-The source's channels, heads, neurons and layers are copied into the larger shape; what is left over is noise that
-reads the stream as the real parts do. All it writes is scaled by epsilon: at 0 the grown model is the source, to
-rounding, and the larger epsilon is, the less often the two agree. A target with noise and a draft without are a pair
-whose costs are those of the real shapes and whose acceptance rate emerges on real prompts.
+The source's channels, heads, neurons and layers are copied into the larger shape; the remaining parts are noise that
+reads the residual stream like the real parts. Its output is scaled by epsilon: at 0 the grown model equals the source
+up to rounding; a larger epsilon gives less agreement. A target with noise and a draft without noise form a pair with
+the costs of the real shapes and a realistic acceptance rate on real prompts.
 
 channels  |-- source, d --|-- zero in the embedding, written by noise only, D - d --|   norm weights * sqrt(d / D)
 head      | 0 . 1 . 2 . 3 . |                 every r-th: the same rotary frequencies;  queries * sqrt(r)
 neurons   |-- source --|-- noise --|
 layers    | source | noise | source | source | noise ...                                spread evenly
 
-A noise part has entries of the size of the source's own in that layer, so its activations are as large. With epsilon
-1 the noise of all layers together is a quarter (UNIT) of what the source's layers write, were their entries
-independent, whatever the shape: for SmolLM2-135M the useful range is 0.05 to 1.
+Noise entries have the size of the source's entries in that layer, so activations have the same size. With epsilon 1
+the noise of all layers together is a quarter (UNIT) of what the source's layers write, assuming independent entries,
+for every shape. For SmolLM2-135M the useful range is 0.05 to 1.
 """
 
 import math
@@ -53,7 +53,7 @@ LARGEST_EPSILON = 64.0
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model costs, by its numbers."""
+    """The sizes that determine a model's cost."""
 
     name: str
     hidden: int
@@ -79,12 +79,12 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Noise:
-    """A slice of an output projection that holds nothing real. Its values are a function of seed and epsilon."""
+    """A slice of an output projection that is noise. Its values are a function of seed and epsilon."""
 
     weight: Tensor  # [rows, D], a view into the model
-    beyond: Tensor  # [rows, D - d], a view of what it writes to channels the source does not have
+    beyond: Tensor  # [rows, D - d], a view of its columns for channels that the source does not have
     size: float  # standard deviation at epsilon 1
-    shrink: float  # factor of what is written beyond
+    shrink: float  # factor of `beyond`
     seed: int
 
 
@@ -99,12 +99,12 @@ class Grown:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of its weights."""
+        """Bytes of the weights."""
         return sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
 
     @torch.no_grad()
     def set_epsilon(self, value: float) -> None:
-        """Write the noise anew, in place and scaled by value; equal values give equal bits."""
+        """Rewrite the noise in place, scaled by value; equal values give equal bits."""
         if not (math.isfinite(value) and value >= 0):
             raise ConfigError(f"epsilon is {value}; it must be a finite number of at least 0")
         for part in self._noise:
@@ -118,16 +118,16 @@ class Grown:
 class Place:
     """Where one key-value head of the source goes, with the query heads that use it."""
 
-    kv: int  # of the source
-    to: int  # of the grown model
-    queries: list[tuple[int, int]]  # (of the source, of the grown model)
+    kv: int  # key head of the source
+    to: int  # key head of the grown model
+    queries: list[tuple[int, int]]  # query heads (of the source, of the grown model)
 
 
 @torch.no_grad()
 def grow(
     source: Transformer, shape: Shape, *, epsilon: float, seed: int = 0, device: torch.device, dtype: torch.dtype
 ) -> Grown:
-    """The source in a larger shape, made where it will live; a shape that cannot hold it is refused."""
+    """Embed the source in a larger shape, directly on the device; an error if it does not fit."""
     _check_source(source)
     _check_shape(source.spec, shape)
     model = Transformer(_grown_spec(source.spec, shape), device, dtype)
@@ -151,7 +151,7 @@ def grow(
 
 
 def agreement(target: Transformer, draft: Transformer, texts: list[list[int]], n_known: int) -> float:
-    """The share of places in these texts after which both models' best token, of the first n_known, is the same."""
+    """The share of positions in these texts at which both models have the same best token among the first n_known."""
     return _share(choices(target, texts, n_known), choices(draft, texts, n_known))
 
 
@@ -185,7 +185,7 @@ def find_epsilon(
 
 
 def choices(model: Transformer, texts: list[list[int]], n_known: int) -> Tensor:  # [all tokens] int64
-    """The best of the first n_known tokens after every beginning of every text; on a CPU, to be compared."""
+    """The best of the first n_known tokens after every prefix of every text, on the CPU."""
     if not any(texts):
         raise ConfigError("there are no tokens to compare models on; give at least one text")
     return torch.cat([logits[:, :n_known].argmax(-1).cpu() for logits in forward(model, texts)])
@@ -204,7 +204,7 @@ def forward(model: Transformer, texts: list[list[int]]) -> Iterator[Tensor]:  # 
 
 
 def place_layers(n: int, n_grown: int) -> list[int]:
-    """Where the source's layers go: spread evenly, the first to the front.
+    """The indices of the source's layers: spread evenly, the first at 0.
 
     >>> place_layers(3, 7)
     [0, 2, 4]
@@ -213,7 +213,7 @@ def place_layers(n: int, n_grown: int) -> list[int]:
 
 
 def place_heads(n_heads: int, n_kv: int, grown_heads: int, grown_kv: int) -> list[Place]:
-    """Where the source's heads go. A group too large for one of the grown model's is cut, its key head copied.
+    """The places of the source's heads. A group that is larger than the grown model's is split; its key head is copied.
 
     >>> place_heads(3, 1, 8, 4)
     [Place(kv=0, to=0, queries=[(0, 0), (1, 1)]), Place(kv=0, to=1, queries=[(2, 2)])]
@@ -245,7 +245,7 @@ def runs(members: Iterable[int]) -> list[tuple[int, int]]:
 
 
 class _Draw:
-    """Noise on a device; every matrix has a seed of its own."""
+    """Noise on a device; every matrix has its own seed."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self._generator = torch.Generator(device)
@@ -262,7 +262,7 @@ class _Draw:
 
 
 class _Growth:
-    """One layer of the grown model, and the layer of the source that it holds or, if it is all noise, resembles."""
+    """One layer of the grown model, and the source layer that it contains or, if it is all noise, imitates."""
 
     def __init__(self, layer: Layer, like: Layer, spec: ModelSpec, source: ModelSpec) -> None:
         self.layer, self.like, self.spec, self.source = layer, like, spec, source
@@ -270,7 +270,7 @@ class _Growth:
         self.ratio = spec.head_dim // source.head_dim
 
     def fill(self, draw: _Draw) -> None:
-        """Norms, and noise in everything that reads the stream."""
+        """Fill norms, and the weights that read the residual stream with noise."""
         _grow_norm(self.layer.norm1.data, self.like.norm1.data)
         _grow_norm(self.layer.norm2.data, self.like.norm2.data)
         draw.fill(self.layer.qkv.data)
@@ -279,7 +279,7 @@ class _Growth:
             weight.mul_(_rms(like))
 
     def copy(self) -> None:
-        """The source's heads and neurons over the noise."""
+        """Copy the source's heads and neurons over the noise."""
         step, n = self.ratio, self.source.intermediate
         q, k, v, gate, up = _readers(self.layer, self.spec)
         out = self.layer.out.data.unflatten(0, (self.spec.n_heads, -1))  # [H, d, D]
@@ -289,7 +289,7 @@ class _Growth:
             _embed(k[:, place.to], like_k[:, place.kv], (1, step))
             _embed(v[:, place.to], like_v[:, place.kv], (1, step))
             for query, to in place.queries:
-                # A wider head divides its scores by sqrt(r) more.
+                # A head that is r times wider divides its scores by another sqrt(r).
                 _embed(q[:, to], like_q[:, query].float() * math.sqrt(step), (1, step))
                 _embed(out[to], like_out[query], (step, 1))
         _embed(gate[:, :n], like_gate)
@@ -297,7 +297,7 @@ class _Growth:
         _embed(self.layer.down.data[:n], self.like.down.data)
 
     def noise(self, draw: _Draw, *, is_real: bool) -> list[Noise]:
-        """What writes to the stream and is not the source's: rows of whole heads, and of neurons."""
+        """The noise that writes to the residual stream: rows of whole heads, and of neurons."""
         taken = {to for place in self.places for _, to in place.queries} if is_real else set()
         heads = [head for head in range(self.spec.n_heads) if head not in taken]
         rows = [(start * self.spec.head_dim, stop * self.spec.head_dim) for start, stop in runs(heads)]
@@ -308,13 +308,13 @@ class _Growth:
         ]
 
     def _writers(self, weight: Tensor, like: Tensor, rows: list[tuple[int, int]], draw: _Draw) -> Iterator[Noise]:
-        """Noise for these rows of an output projection, which together write as much as the source's rows."""
+        """Noise for these rows of an output projection, of the same total output size as the source's rows."""
         n_rows = sum(stop - start for start, stop in rows)
         if n_rows == 0:
             return
         d, n_more = like.shape[1], weight.shape[1] - like.shape[1]
         size = UNIT * _rms(like) * math.sqrt(like.shape[0] / n_rows * self.source.n_layers / self.spec.n_layers)
-        # New channels together hold no more than the source's do, or in a wide shape the norms would see little else.
+        # New channels together are at most as large as the source's, or they would dominate the norms of wide shapes.
         shrink = min(1.0, math.sqrt(d / max(1, n_more)))
         for start, stop in rows:
             part = weight[start:stop]
@@ -340,7 +340,7 @@ def _embed(weight: Tensor, small: Tensor, steps: tuple[int, int] = (1, 1)) -> No
 
 
 def _grow_norm(weight: Tensor, small: Tensor) -> None:  # [D], [d]
-    """Norm weights that give the source's values though the mean square is now taken over D channels."""
+    """Norm weights that give the source's values although the mean square is over D channels."""
     d = len(small)
     scale = math.sqrt(d / len(weight))
     weight[:d] = small.float() * scale
@@ -348,7 +348,7 @@ def _grow_norm(weight: Tensor, small: Tensor) -> None:  # [D], [d]
 
 
 def _readers(layer: Layer, spec: ModelSpec) -> list[Tensor]:
-    """Views of what reads the stream: queries, keys and values [D, heads, d], gate and up [D, neurons]."""
+    """Views of the weights that read the residual stream: q, k and v [D, heads, d], gate and up [D, neurons]."""
     widths = [n * spec.head_dim for n in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)]
     heads = [part.unflatten(1, (-1, spec.head_dim)) for part in layer.qkv.data.split(widths, 1)]
     return [*heads, *layer.gate_up.data.chunk(2, 1)]
@@ -373,7 +373,7 @@ def _grown_spec(source: ModelSpec, shape: Shape) -> ModelSpec:
         intermediate=shape.intermediate,
         n_vocab=shape.n_vocab,
         is_tied=shape.is_tied,
-        norm_eps=source.norm_eps * source.hidden / shape.hidden,  # as the mean square, over more channels
+        norm_eps=source.norm_eps * source.hidden / shape.hidden,  # scaled as the mean square over more channels
     )
 
 
@@ -388,7 +388,7 @@ def _check_source(source: Transformer) -> None:
 
 
 def _check_shape(source: ModelSpec, shape: Shape) -> None:
-    """Refuse a shape the source does not fit in."""
+    """Refuse a shape into which the source does not fit."""
     for name in ("hidden", "n_layers", "intermediate", "n_vocab"):
         found, least = getattr(shape, name), getattr(source, name)
         if found < least:
@@ -430,7 +430,7 @@ class Args:
 
 
 def main(args: Args) -> None:
-    """Grow a model, compare it with its source, and perhaps find an epsilon."""
+    """Grow a model, compare it with its source, and optionally find an epsilon."""
     device = find_device("device", args.device)
     usual = torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = usual if args.dtype == "auto" else cast(torch.dtype, getattr(torch, args.dtype))
@@ -454,7 +454,7 @@ def main(args: Args) -> None:
 
 
 def _answers(path: Path, device: torch.device) -> list[list[int]]:
-    """Our own prompts, each with what the model answers."""
+    """Our own prompts, each with the model's answer."""
     llm = LLM(path, device=str(device), kv_memory="256MiB", max_model_len=1024)
     encode = llm.engine.tokenizer.encode_chat
     prompts = [encode([{"role": "user", "content": text}]) for text in OURS[:8]]
@@ -470,6 +470,6 @@ def _compare(model: Transformer, source: Transformer, texts: list[list[int]], n_
 
 
 if __name__ == "__main__":
-    import tyro  # a bare GPU machine, which imports this module, does not have it
+    import tyro  # not installed on a bare GPU machine, which also imports this module
 
     main(tyro.cli(Args))

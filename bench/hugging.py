@@ -1,4 +1,4 @@
-"""transformers on the same weights: greedy decoding alone, and assisted by the draft. The peer of bench.gpu."""
+"""The peer of bench.gpu: transformers on the same weights, greedy decoding alone and assisted by the draft."""
 
 import time
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def as_transformers(model: Transformer) -> Any:
     for name, place in {"lm_head.weight": model.embedding.data, **destinations(model)}.items():
         owner, _, leaf = name.rpartition(".")
         setattr(twin.get_submodule(owner), leaf, nn.Parameter(place, requires_grad=False))
-    twin.model.rotary_emb = type(twin.model.rotary_emb)(config).to(model.device)  # its buffers are no weights
+    twin.model.rotary_emb = type(twin.model.rotary_emb)(config).to(model.device)  # its buffers are not weights
     twin.generation_config.eos_token_id = None
     return twin.eval()
 
@@ -47,7 +47,7 @@ def as_transformers(model: Transformer) -> Any:
 def measure_peers(
     target: Transformer, draft: Transformer | None, prompts: list[list[int]], max_tokens: int
 ) -> Iterator[dict[str, Any]]:
-    """A line for decoding alone, and one for assisted decoding where there is a draft to assist."""
+    """One cell for decoding alone, and two for assisted decoding if there is a draft."""
     alone = as_transformers(target)
     yield {"cell": "hf", "batch": 1, "T": 0.0, **_measure(alone, prompts, max_tokens, {})}
     if draft is not None:
@@ -61,7 +61,7 @@ def measure_peers(
 
 
 def _measure(model: Any, prompts: list[list[int]], max_tokens: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Tokens a second after the first token, prompt by prompt."""
+    """Tokens per second after the first token, prompt by prompt."""
     seconds, n_tokens = 0.0, 0
     _seconds(model, prompts[0], 16, settings)
     for prompt in prompts:

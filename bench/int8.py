@@ -1,8 +1,8 @@
-"""How far int8 weights on a CPU are from float32: along texts that the float32 model wrote, greedily.
+"""Accuracy of int8 weights against float32 on a CPU, on greedy texts of the float32 model.
 
     python -m bench.int8 --data ../shared/datasets [--prompts 4] [--tokens 64]
 
-KL is of the float32 model's distribution against the int8 model's, per token; agreement is of the likeliest token.
+KL is that of the float32 model's distribution from the int8 model's, per token; agreement is that of the argmax.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def texts(llm: LLM, data: Path, n_prompts: int, n_tokens: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Prompts of every set and what the model answers."""
+    """Prompts of every set with the model's answers."""
     params = SamplingParams(temperature=0, max_tokens=n_tokens)
     for path in sorted(data.glob("*.jsonl")):
         for prompt in read_prompts([path], n_prompts):
@@ -51,7 +51,7 @@ def texts(llm: LLM, data: Path, n_prompts: int, n_tokens: int) -> Iterator[tuple
 
 @torch.inference_mode()
 def logits(llm: LLM, tokens: list[int], n_wanted: int) -> Tensor:  # [n_wanted, V]
-    """What the model says before each of the last tokens."""
+    """Logits before each of the last n_wanted tokens."""
     model = llm.engine.loaded.model
     n_pages = -(-len(tokens) // PAGE)
     plan = KVPlan(n_pages, PAGE, model.spec.kv_bytes_per_token(model.dtype), n_pages * PAGE)

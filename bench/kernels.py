@@ -1,12 +1,12 @@
-"""Products and layers on a GPU: how near they come to the memory's bandwidth, and which configuration comes nearest.
+"""Products and layers on a GPU: their share of the memory bandwidth, and the best configuration of each.
 
     python -m bench.kernels --what all --json kernels.json
 
-Shapes are those of two models, 32b and 0.6b. Every time is that of a call in a CUDA graph of many, each with weights
-(or keys) of its own, so that the cache does not hold what a step would read from memory. Products are compared with
-cuBLAS's alone (torch.mm: without the norm, the gate or the sum that ours include), and checked against float32 and for
-rows that are the same bits whatever their number. A chain is the layers of a model one after the other, as a step runs
-them, in several ways: with and without an early start, and with and without small weights held before it.
+Shapes are those of two models, 32b and 0.6b. A time is that of one call in a CUDA graph of many calls. Each call has
+its own weights (or keys), so that they are not in the cache, as in a real step. Products are compared with plain cuBLAS
+(torch.mm, without the norm, gate or sum that ours include), checked against float32, and checked to be bitwise
+independent of the number of rows. A chain is the sequence of a model's layers, as in a step, run in several ways: with
+and without early start (saguaro/kernels/launch.py), and with and without small weights held in registers.
 """
 
 import argparse
@@ -41,14 +41,14 @@ from saguaro.model.transformer import TORCH, KVWrite, Products, QKNormRope, Resi
 
 DTYPE = torch.bfloat16
 ROWS = (1, 7, 16, 32, 64, 224)
-CACHE_BYTES = 200e6  # read between two uses of the same bytes: four times what the H200's second-level cache holds
+CACHE_BYTES = 200e6  # read between two uses of the same bytes: four times the H200's L2 cache
 POOL_BYTES = 1_600_000_000  # the largest weight fits
 EPS = 1e-6
 PAGE_SIZE = 16
 BRANCHES = 8
-OWN, SEEN = 8, 4  # own tokens a branch has room for, and sees
-CHAIN_LENGTH = 640  # tokens of the text that a chain attends to
-SQUARES = 64  # columns for which a stream's writer leaves one sum of squares
+OWN, SEEN = 8, 4  # own tokens of a branch: allocated, and seen
+CHAIN_LENGTH = 640  # tokens of a chain's text
+SQUARES = 64  # columns per partial sum of squares of the residual stream
 MOST_CANDIDATES = 12
 N_CHECKS = 20
 Call = Callable[[], object]
@@ -56,7 +56,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Shape:
-    """A product of a model."""
+    """One product of a model."""
 
     model: str
     name: str
@@ -67,7 +67,7 @@ class Shape:
 
     @property
     def n_bytes(self) -> int:
-        """Of the weight."""
+        """Bytes of the weight."""
         return 2 * self.n_in * self.n_out
 
 
@@ -94,7 +94,7 @@ TILES = [  # block_n, block_k, warps, stages
 
 
 def main() -> None:
-    """Measure what was asked for, print tables, write the JSON."""
+    """Measure the selected parts, print tables, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", choices=("linear", "chain", "rotary", "all"), default="all")
     parser.add_argument("--limit", type=float, default=110.0, help="seconds after which the sweep tries no more")
@@ -129,7 +129,7 @@ class Bench:
         self.bandwidth = self._bandwidth()  # bytes per second
 
     def copies(self, n: int) -> list[Tensor]:
-        """Pieces of n elements, as many as it takes to overflow the cache."""
+        """Pieces of n elements, enough to overflow the cache."""
         wanted = max(1, math.ceil(CACHE_BYTES / (2 * n)))
         return [self.pool[i * n : (i + 1) * n] for i in range(min(wanted, len(self.pool) // n))]
 
@@ -143,12 +143,12 @@ class Bench:
 
 
 def time_us(calls: Sequence[Call]) -> float:
-    """Microseconds of one of the calls, all in one CUDA graph."""
+    """Microseconds per call, all calls in one CUDA graph."""
     return time_graph_us(capture(calls)[0]) / len(calls)
 
 
 def capture(calls: Sequence[Call]) -> tuple[torch.cuda.CUDAGraph, list[object]]:
-    """A graph of the calls, and what each of them returned."""
+    """A graph of the calls, and their results."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -169,7 +169,7 @@ def time_graph_us(graph: torch.cuda.CUDAGraph, least_ms: float = 4.0) -> float:
 
 def _replay_ms(graph: torch.cuda.CUDAGraph, n: int) -> float:
     began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    graph.replay()  # what runs before the clock hides the host's delay
+    graph.replay()  # work before the first event hides the host's launch delay
     began.record()
     for _ in range(n):
         graph.replay()
@@ -185,16 +185,16 @@ def _replay_ms(graph: torch.cuda.CUDAGraph, n: int) -> float:
 class Inputs:
     """Rows of one product."""
 
-    x: Tensor  # [T, in]: what is read, or added
+    x: Tensor  # [T, in]: input of the product
     norm: Tensor  # [in]
-    old: Tensor  # [T, out]: what is added to
+    old: Tensor  # [T, out]: residual that it is added to
     next_norm: Tensor  # [out]
 
     def first(self, n: int) -> "Inputs":
         return replace(self, x=self.x[:n], old=self.old[:n])
 
     def stream(self) -> Residual:
-        """x as a writer leaves it: with as many sums of squares as it has tiles."""
+        """x as the previous product stores it: with one sum of squares per tile."""
         n_rows, n_in = self.x.shape
         squares = self.x.float().square().view(n_rows, n_in // SQUARES, SQUARES).sum(2)
         scaled = (self.x.float() * self.norm.float()).to(DTYPE)
@@ -202,7 +202,7 @@ class Inputs:
 
 
 def inputs(shape: Shape, n_rows: int, device: torch.device) -> Inputs:
-    """Random rows; the stream's are wanted where the product writes it."""
+    """Random rows; `old` only for a product that writes the residual stream."""
     n_out = shape.n_out if shape.kind == "write" else 1
     sizes: list[tuple[int, ...]] = [(n_rows, shape.n_in), (shape.n_in,), (n_rows, n_out), (n_out,)]
     x, norm, old, next_norm = (torch.randn(*size, device=device).to(DTYPE) for size in sizes)
@@ -210,7 +210,7 @@ def inputs(shape: Shape, n_rows: int, device: torch.device) -> Inputs:
 
 
 def apply(shape: Shape, given: Inputs, read: Residual, weight: Tensor, by: Products) -> Tensor:
-    """The product of a stream that is read, or written."""
+    """One product that reads or writes the residual stream."""
     if shape.kind == "write":
         old = Residual(given.old, None)
         return by.write(old, given.x.to(weight.dtype), weight, None, given.next_norm, EPS).x
@@ -226,12 +226,12 @@ def exact(shape: Shape, given: Inputs, weight: Tensor) -> Tensor:
 
 
 def cut_as(cut: Config | Short, device: torch.device) -> TritonProducts:
-    """Products that are all cut alike."""
+    """Products that all use this configuration."""
     return TritonProducts(device, lambda n_in, n_out, dtype: cut)
 
 
 def candidates(shape: Shape) -> list[Config | Short]:
-    """What to try: the configuration in use, that of the loop, and others."""
+    """Configurations to try: the one in use, that of the loop kernel, and others."""
     weight = (shape.n_in, shape.n_out, DTYPE)
     found: list[Config | Short] = [linear.choose(*weight), linear.config(*weight)]
     for block_n, block_k, warps, stages in TILES:
@@ -245,7 +245,7 @@ def candidates(shape: Shape) -> list[Config | Short]:
 
 
 def compile_one(task: tuple[Shape, Config | Short, int]) -> None:
-    """Leave a kernel in Triton's cache on disk; one that needs more than the GPU has is found out again later."""
+    """Compile a kernel into Triton's disk cache. Kernels that exceed the GPU's resources are reported later."""
     shape, cut, n_rows = task
     device = torch.device("cuda")
     weight = torch.empty(shape.n_out, shape.n_in, dtype=DTYPE, device=device).t()
@@ -257,7 +257,7 @@ def compile_one(task: tuple[Shape, Config | Short, int]) -> None:
 
 
 def compile_all(call: Callable[[Any], None], tasks: Iterable[Any]) -> None:
-    """Compile side by side."""
+    """Compile in parallel."""
     began, tasks = time.monotonic(), list(tasks)
     workers = max(1, min(14, len(tasks), (os.cpu_count() or 1) - 2))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -270,7 +270,7 @@ def to_compile() -> Iterable[tuple[Shape, Config | Short, int]]:
     kernels: dict[object, tuple[Shape, Config | Short, int]] = {}
     for shape in SHAPES:
         for cut in candidates(shape):
-            if isinstance(cut, Short):  # one kernel for any number of rows
+            if isinstance(cut, Short):  # compiled for 16 rows only
                 kernels[shape, cut] = (shape, cut, 16)
                 continue
             for n_rows in (16, 32, 64):
@@ -301,7 +301,7 @@ def _best_row(shape: Shape, best: dict[str, Any], bandwidth: float) -> None:
 
 
 def sweep(bench: Bench, shape: Shape, deadline: float) -> dict[str, Any]:
-    """One shape: cuBLAS, the present configuration, then the others until time is up; best first."""
+    """One shape: cuBLAS, the present configuration, then others until the deadline; sorted, best first."""
     weights = [piece.view(shape.n_out, shape.n_in).t() for piece in bench.copies(shape.n_in * shape.n_out)]
     given = inputs(shape, max(ROWS), bench.device)
     wanted = exact(shape, given, weights[0])
@@ -326,7 +326,7 @@ def sweep(bench: Bench, shape: Shape, deadline: float) -> dict[str, Any]:
             continue
         tried.append({"config": list(cut), "us": us, "error": error, "is_invariant": is_same, "is_present": not index})
         _row(shape, str(tuple(cut)), us, f"error {error:.1e}{'' if is_same else '  ROWS DIFFER'}")
-    # By the numbers of rows that steps mostly have; what more rows cost is in the table.
+    # Sorted by the usual numbers of rows; the table also has larger ones.
     tried.sort(key=lambda one: (not one["is_invariant"], sum(map(math.log, one["us"][:4]))))
     return {"shape": asdict(shape), "rows": ROWS, "cublas_us": cublas, "tried": tried}
 
@@ -334,7 +334,7 @@ def sweep(bench: Bench, shape: Shape, deadline: float) -> dict[str, Any]:
 def check(
     shape: Shape, rows: list[Inputs], streams: list[Residual], weight: Tensor, wanted: Tensor, by: Products
 ) -> tuple[float, bool]:
-    """The largest error, of the largest value; whether rows are the same bits whatever their number."""
+    """The largest error relative to the largest value; whether rows are bitwise independent of their number."""
     results = [apply(shape, one, stream, weight, by) for one, stream in zip(rows, streams, strict=True)]
     error = float((results[-1].float() - wanted).abs().max() / wanted.abs().max())
     return error, all(torch.equal(part, results[-1][: len(part)]) for part in results)
@@ -357,8 +357,8 @@ class Way:
     """How a chain is run."""
 
     name: str
-    choose: Choose | None  # None: products by torch, the rest as ever
-    is_early: bool = True  # kernels may start before the one before has ended
+    choose: Choose | None  # None: torch products, our other kernels
+    is_early: bool = True  # programmatic dependent launch
 
 
 ONE_BY_ONE = Way("one after the other", linear.choose, is_early=False)
@@ -373,7 +373,7 @@ STEPS = {"32b": ("1", "7", "16"), "0.6b": ("1", "7", "8 branches")}
 
 
 def launched(way: Way) -> AbstractContextManager[object]:
-    """Inside, kernels start as this way has it."""
+    """Context in which kernels use this way's is_early."""
     return nullcontext() if way.is_early else patch.object(launch, "_can_start_early", lambda device: False)
 
 
@@ -384,7 +384,7 @@ def products_of(way: Way, device: torch.device) -> Products:
 
 @dataclass(frozen=True)
 class Step:
-    """The tokens of a step: the last ones of one text, or the newest of as many branches of it."""
+    """The tokens of a step: the last n of one text, or the newest token of each of n branches."""
 
     n: int
     is_branches: bool
@@ -402,7 +402,7 @@ class Step:
 
 
 class Chain:
-    """Layers of a model, each with weights and keys of its own, and the head."""
+    """Layers of a model, each with its own weights and keys, and the head."""
 
     def __init__(self, model: str, n_layers: int, device: torch.device) -> None:
         self.device, (self.n_heads, n_kv, self.d) = device, HEADS[model]
@@ -422,11 +422,11 @@ class Chain:
         return torch.empty(shape.n_out, shape.n_in, dtype=DTYPE, device=self.device).normal_(std=0.02).t()
 
     def layer_bytes(self) -> int:
-        """Weights and keys that a layer must read."""
+        """Bytes of weights and keys that a layer reads."""
         return 2 * (sum(weight.numel() for weight in self.layers[0].values()) + self.memory[0].numel())
 
     def run(self, step: Step, by: Products, has_head: bool = True) -> Tensor:
-        """The logits of a step, or the stream where they are not wanted."""
+        """The logits of a step, or without the head the residual stream."""
         stream = by.begin(self.rows[: step.n], self.norm, EPS)
         for index, layer in enumerate(self.layers):
             angles = self.angles[: step.n]
@@ -452,10 +452,10 @@ class Chain:
 
 
 def compile_chain(task: tuple[str, Way]) -> None:
-    """Leave the kernels of a way in Triton's cache on disk."""
+    """Compile the kernels of a way into Triton's disk cache."""
     model, way = task
     device = torch.device("cuda")
-    chain = Chain(model, 2, device)  # the second layer reads what the first has written
+    chain = Chain(model, 2, device)  # the second layer reads the first one's output
     with launched(way):
         for name in STEPS[model]:
             chain.run(Step.of(name, device), products_of(way, device))
@@ -463,7 +463,7 @@ def compile_chain(task: tuple[str, Way]) -> None:
 
 
 def bench_chain(bench: Bench) -> list[dict[str, Any]]:
-    """Whole layers in one graph: what starting early brings, and holding small weights."""
+    """Whole layers in one graph: the effect of early start and of held small weights."""
     compile_all(compile_chain, [(model, way) for model in DEPTHS for way in WAYS])
     print(f"\n{'chain':>5} {'step':>10} {'':>20} {'us a layer':>10} {'floor':>6} {'share':>5} {'head':>6} {'whole':>8}")
     found = []
@@ -481,7 +481,7 @@ def bench_chain(bench: Bench) -> list[dict[str, Any]]:
 
 
 def run_way(bench: Bench, chain: Chain, step: Step, way: Way, expected: Tensor) -> dict[str, Any]:
-    """Times of one way, and how often its bits were others than expected (one by one, not in a graph)."""
+    """Times of one way, and how often its bits differ from the eager result without early start."""
     with launched(way):
         by = products_of(way, bench.device)
         n_wrong = 0
@@ -507,7 +507,7 @@ def _chain_row(one: dict[str, Any]) -> None:
 
 
 def bench_rotary(bench: Bench) -> list[dict[str, Any]]:
-    """turn_and_store beside its twin."""
+    """turn_and_store against its twin."""
     print(f"\n{'turn_and_store, us':>28} {'T':>4} {'torch':>10} {'ours':>10}")
     found = []
     for model, (n_q, n_kv, d) in HEADS.items():
@@ -524,7 +524,7 @@ def bench_rotary(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _time_eager_us(call: Call, n: int = 20) -> float:
-    """Without a graph, for twins that wait for the host: what torch costs as it stands."""
+    """Time of eager calls, for twins that synchronise with the host and cannot be captured."""
     call()
     torch.cuda.synchronize()
     began = time.perf_counter()

@@ -1,9 +1,9 @@
-"""Why weights lie as [in, out] on a CPU: time of all matrix products of one step of SmolLM2-135M, by rows and layout.
+"""Why weights are [in, out] on a CPU: time of all matrix products of one step of SmolLM2-135M, by rows and layout.
 
     python -m bench.linear --threads 2
 
 `linear` is torch's F.linear on [out, in] weights; `mm` is x @ W on [in, out] weights; `onednn` is oneDNN's packed
-format. The last column says whether a row's result is the same bits whatever the number of rows.
+format. The last column tells whether a row's result is bitwise independent of the number of rows.
 """
 
 import statistics

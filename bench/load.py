@@ -1,13 +1,13 @@
-"""Does the server hold? Many clients, of whom many leave, nonsense between, and a draft that is killed again and again.
+"""Soak test of the server: many clients, disconnects, invalid requests, and a draft that is killed repeatedly.
 
 python -m bench.load --seconds 600                         # SmolLM2-135M-Instruct
 python -m bench.load --seconds 60 --model tiny             # a tiny random model: thousands of requests
-python -m bench.load --seconds 3600 --attacks bodies grammars headers   # and these attacks of bench.attack beside them
+python -m bench.load --seconds 3600 --attacks bodies grammars headers   # with attacks of bench.attack
 
-One request in six must keep to a form (a schema, an expression, choices), and its text is checked. The server runs in
-this process, so that its books can be looked at; clients, attackers and the one that asks for /health run in processes
-of their own. It fails if a request ends without a last event, if an output breaks its form, if a page is not given
-back, if memory grows, or if /health takes longer than a second.
+One request in six has a constraint (schema, regular expression, choice, grammar), and its text is checked. The server
+runs in this process, so that its state can be inspected; clients, attackers and the /health monitor run in separate
+processes. The test fails if a request ends without a last event, an output violates its constraint, a page leaks,
+memory grows, or /health takes longer than a second.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ from saguaro.serve.http.limits import ServerLimits
 from saguaro.serve.http.service import Service
 from saguaro.serve.server import Server, bind, uvicorn_config
 
-FORMS: list[tuple[dict[str, Any], str]] = [  # and what the whole text then matches
+FORMS: list[tuple[dict[str, Any], str]] = [  # constraint, and a pattern that the whole text must match
     ({"regex": "(yes|no), [a-z]{3,8}\\."}, r"(yes|no), [a-z]{3,8}\."),
     ({"choice": ["saguaro", "cholla", "ocotillo"]}, r"saguaro|cholla|ocotillo"),
     ({"json": {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}, "required": ["n"]}}, r"\{.*"),
     ({"grammar": 'start: "<" ("a" | "b")+ ">"'}, r"<[ab]+>"),
 ]
-GROWTH = 1.05  # memory at the end, of what it was after the first quarter
+GROWTH = 1.05  # most memory in the last quarter, relative to the first half
 WORDS = ("saguaro", "cactus", "desert", "water", "night", "the", "of", "and", "bloom", "owl", "ribs", "spine", "rain")
 NONSENSE: list[Any] = [
     {},
@@ -87,7 +87,7 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Play a part."""
+    """Run this process's role."""
     if args.role == "clients":
         print(json.dumps(asyncio.run(crowd(args))))
         return 0
@@ -102,7 +102,7 @@ def main(args: Args) -> int:
 
 
 async def crowd(args: Args) -> dict[str, int]:
-    """Clients until the time is over; how requests ended."""
+    """Run clients until the time is over; count the results."""
     ended: Counter[str] = Counter()
     until = time.monotonic() + args.seconds
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=args.clients)
@@ -127,7 +127,7 @@ async def _client(
 
 
 async def _stream(http: httpx.AsyncClient, chance: random.Random, args: Args) -> str:
-    """One request; how it ended."""
+    """One request; return its result."""
     body = {
         "prompt": " ".join(chance.choices(WORDS, k=chance.randint(1, 30))),
         "max_tokens": chance.randint(1, args.max_tokens),
@@ -145,8 +145,8 @@ async def _stream(http: httpx.AsyncClient, chance: random.Random, args: Args) ->
     leaves_after = chance.randint(0, 20) if chance.random() < 1 / 3 else None
     n_ends = n_events = 0
     last = ""
-    texts: dict[int, str] = {}  # of outputs, by index
-    stopped: set[int] = set()  # that ended by themselves, so their form is complete
+    texts: dict[int, str] = {}  # output index -> text
+    stopped: set[int] = set()  # outputs that ended with "stop", so their constraint is complete
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         if answer.status_code == 429:
             await answer.aread()
@@ -176,7 +176,7 @@ async def _stream(http: httpx.AsyncClient, chance: random.Random, args: Args) ->
 
 
 def _verdict(form: dict[str, Any] | None, pattern: str, texts: Sequence[str]) -> str:
-    """Whether texts that are complete keep to their form."""
+    """Whether complete texts satisfy their constraint."""
     if form is None:
         return "finished"
     broken = [text for text in texts if not re.fullmatch(pattern, text, re.DOTALL)]
@@ -184,7 +184,7 @@ def _verdict(form: dict[str, Any] | None, pattern: str, texts: Sequence[str]) ->
 
 
 def watch_health(args: Args) -> list[float]:
-    """Ask again and again; how many seconds each answer took."""
+    """Poll /health; return the seconds of each response."""
     taken, until = [], time.monotonic() + args.seconds
     with httpx.Client(base_url=args.url, timeout=60) as http:
         while time.monotonic() < until:
@@ -199,7 +199,7 @@ def watch_health(args: Args) -> list[float]:
 
 
 def serve(args: Args, folder: Path) -> int:
-    """Serve the crowd; 1 if something did not hold."""
+    """Serve the clients; 1 if a check failed."""
     model = write_tiny(folder, "llama", num_hidden_layers=4) if args.model == "tiny" else args.model
     draft = "drop:2" if args.model == "tiny" else args.draft
     settings: dict[str, Any] = {"method": args.method, "prepare": args.prepare, "max_batch_rows": args.rows}
@@ -240,7 +240,7 @@ def _start(args: Args, role: str, url: str) -> "subprocess.Popen[str]":
 
 
 def _watch(args: Args, llm: LLM, service: Service, clients: "subprocess.Popen[str]") -> list[int]:
-    """Kill the draft now and then and print how things stand, until the clients are done; bytes held, over time."""
+    """Kill the draft periodically and print the state until the clients are done; return resident bytes over time."""
     link, pool, began = llm.engine.round.draft, llm.engine.pool, time.monotonic()
     assert isinstance(link, Process)
     memory: list[int] = []
@@ -263,7 +263,7 @@ def _watch(args: Args, llm: LLM, service: Service, clients: "subprocess.Popen[st
 
 
 def report(llm: LLM, service: Service, ended: dict[str, int], health: list[float], memory: list[int]) -> int:
-    """Print what came of it; 1 if something did not hold."""
+    """Print the results; 1 if a check failed."""
     pool, link = llm.engine.pool, llm.engine.round.draft
     assert isinstance(link, Process)
     for how, n in sorted(ended.items(), key=lambda item: -item[1]):

@@ -1,4 +1,4 @@
-"""What n-gram drafting gives: tokens per round and tok/s against `ar`, and whether the tokens are the same.
+"""n-gram drafting: tokens per round and tok/s against `ar`, and whether the tokens are the same.
 
 python -m bench.ngram --prompts DATA/gsm8k.jsonl DATA/humaneval.jsonl --num-prompts 12 --max-tokens 96
 """
@@ -35,7 +35,7 @@ def main(args: Args) -> None:
         params = SamplingParams(temperature=temperature, seed=1, max_tokens=args.max_tokens)
         found: dict[str, list[list[int]]] = {name: [] for name in methods}
         rounds, seconds = dict.fromkeys(methods, 0), dict.fromkeys(methods, 0.0)
-        for prompt in prompts:  # interleaved, so that a busy machine disturbs both alike
+        for prompt in prompts:  # interleaved, so that other load affects both alike
             for name, llm in methods.items():
                 output = llm.generate([prompt], params)[0].outputs[0]
                 found[name].append(output.token_ids)

@@ -1,10 +1,10 @@
-"""What HTTP costs: one stream through `saguaro serve` against LLM.generate with the same settings, in the same run.
+"""Overhead of HTTP: one stream through `saguaro serve` against LLM.generate with the same settings, in the same run.
 
 python -m bench.overhead                                   # ar
 python -m bench.overhead --method ssd
 
-The server is a process of its own, as users run it, and the client reads every event. The ways take turns, and the
-first turn is for warming up. The exit status is 1 if the server is slower than --least times LLM.generate.
+The server is a separate process, as in production, and the client reads every event. The variants run in turn, and the
+first turn is warm-up. The exit status is 1 if the server is slower than --least times LLM.generate.
 """
 
 import http.client
@@ -43,7 +43,7 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Print tok/s of each way; 1 if the server is too slow."""
+    """Print tok/s of each variant; 1 if the server is too slow."""
     settings: dict[str, Any] = {"method": args.method, "lookahead": args.lookahead, "budget": args.budget}
     settings |= {"prepare": args.prepare, "threads": args.threads}
     settings |= {"draft": args.draft} if args.draft else {}
@@ -76,7 +76,7 @@ def main(args: Args) -> int:
 
 @contextmanager
 def serving(model: list[str], flags: list[str]) -> Iterator[int]:
-    """`saguaro serve` on a port of its own, which is given."""
+    """Context that runs `saguaro serve` and yields its port."""
     command = [sys.executable, "-m", "saguaro", "serve", *model, "--port", "0", "--log-level", "warning", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -93,12 +93,12 @@ def serving(model: list[str], flags: list[str]) -> Iterator[int]:
 
 
 def whole(port: int, body: dict[str, Any]) -> str:
-    """The text, asked for in one piece."""
+    """The text of a non-streamed response."""
     return str(json.loads(_post(port, body).read())["choices"][0]["text"])
 
 
 def streamed(port: int, body: dict[str, Any]) -> str:
-    """The text, piece by piece."""
+    """The text of a streamed response."""
     pieces = []
     for line in _post(port, {**body, "stream": True}):
         if line.startswith(b"data: {"):

@@ -1,9 +1,9 @@
-"""Do the prompts that a draft learnt from contain those it is evaluated on?
+"""Check whether a draft's training prompts contain evaluation prompts.
 
     python -m bench.overlap --texts DRAFT/work/texts --prompts DATA/*.jsonl
 
-Prompts are compared as words in lower case: how many of the files' stand whole in one that was learnt from, and
-how many share so many words in a row with one. The exit status is 1 if any stands whole.
+Prompts are compared as lower-case words: how many evaluation prompts are fully contained in a training prompt, and how
+many share n consecutive words with one. The exit status is 1 if any is fully contained.
 """
 
 import re
@@ -67,7 +67,7 @@ def words(text: str) -> list[str]:
 
 
 def runs_of(these: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
-    """Every n words in a row.
+    """All runs of n consecutive words.
 
     >>> list(runs_of(["a", "b", "c"], 2))
     [('a', 'b'), ('b', 'c')]

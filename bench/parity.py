@@ -1,8 +1,8 @@
-"""Greedy decoding against transformers, token for token, on the default model in float32.
+"""Compare greedy decoding with transformers, token by token, on the default model in float32.
 
     python -m bench.parity --prompts DATA/gsm8k.jsonl DATA/humaneval.jsonl --num-prompts 20 --max-tokens 64
 
-Every difference is reported with the gap between the two best logits of the peer at that place.
+Every difference is reported with the gap between the peer's two best logits at that position.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Compare and report; the number of prompts that differ."""
+    """Compare and report; return the number of prompts that differ."""
     llm = LLM(args.model, device="cpu", dtype="float32")
     peer = Peer(llm.engine.loaded.path)
     encode = llm.engine.tokenizer

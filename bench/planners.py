@@ -1,11 +1,11 @@
-"""How often each planner foresees the outcome, at equal budgets, on recorded rounds of a real pair.
+"""Hit rate of each planner, at equal budgets, on recorded rounds of a real pair.
 
 python -m bench.planners record --draft drop:14 --prompts DATA/*.jsonl --out rounds.npz
 python -m bench.planners compare --rounds rounds.npz --json planners.json --png docs/planners.png
 
-Recording decodes just in time and plans nothing; it keeps, for every round of every row, the draft's candidates along
-the speculation and what the target decided. Comparing lets each planner plan for these rounds in the order in which
-they came and learn from each afterwards, as it does in the engine: it starts from nothing and sees no round before.
+Recording decodes just in time without planning. It stores, for every round of every row, the draft's candidates along
+the speculation and the outcome. Comparing runs each planner on these rounds in their order: it plans, then learns from
+the outcome, as in the engine. It starts untrained and never sees a round before planning it.
 """
 
 import json
@@ -65,20 +65,20 @@ class Compare:
 
 @dataclass
 class Recorder:
-    """A planner that plans nothing and keeps what came."""
+    """A planner that plans nothing and stores rounds."""
 
     is_fixed = False
     kept: list[dict[str, torch.Tensor]] = field(default_factory=list)
     _ahead: Ahead | None = None
 
     def plan(self, ahead: Ahead, budget: int) -> Planned:
-        """Nothing."""
+        """An empty plan."""
         self._ahead = ahead
         none = torch.full((len(ahead.slots), budget), -1)
         return Planned(ahead.slots, none, none + 1)
 
     def learn(self, outcome: Outcome) -> None:
-        """Keep the rows that had a whole speculation in flight."""
+        """Store the rows that had a full-length speculation in flight."""
         ahead = self._ahead
         if ahead is None:
             return
@@ -92,12 +92,12 @@ class Recorder:
 
     @property
     def n_rounds(self) -> int:
-        """Rounds kept."""
+        """Rounds stored."""
         return sum(len(one["k"]) for one in self.kept)
 
 
 def record(args: Record) -> None:
-    """Write an .npz of every fact, one group for each rule and temperature."""
+    """Write an .npz file with one group per rule and temperature."""
     settings: dict[str, Any] = {"device": args.device, "dtype": args.dtype, "lookahead": args.lookahead}
     llm = LLM(method="ar", **settings)
     encode = llm.engine.tokenizer.encode_chat
@@ -130,7 +130,7 @@ def record(args: Record) -> None:
 
 
 def compare(args: Compare) -> None:
-    """Print a table of hit rates, and write it and a plot if asked."""
+    """Print a table of hit rates; optionally write it and a plot."""
     rounds = {name: values for path in args.rounds for name, values in np.load(path, allow_pickle=False).items()}
     groups = sorted({name.rsplit("/", 1)[0] for name in rounds})
     table: list[dict[str, Any]] = []

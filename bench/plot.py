@@ -1,8 +1,8 @@
-"""A picture of what bench.gpu measured: where a round's time goes at batch 1, and tokens a second over the batch.
+"""Plot results of bench.gpu: the parts of a round at batch 1, and tokens per second over the batch size.
 
     python -m bench.plot gpu1.json gpu2.json --out docs/gpu.svg
 
-Greedy cells only. Files of one pair are merged: a cell of a later file replaces the equal cell of an earlier one.
+Greedy cells only. Files of one pair are merged: a cell of a later file replaces the same cell of an earlier one.
 """
 
 import json
@@ -20,7 +20,7 @@ Cell = dict[str, Any]  # a line of bench.gpu's table
 NUMBER = int | float
 FORMATS = (".svg", ".png")
 
-# Colours near those of Okabe and Ito, which are told apart with any eyes; a series has a marker of its own besides.
+# Colours similar to Okabe and Ito's, which are safe for colour blindness; each series also has its own marker.
 PARTS = {"verify": "#0072b2", "exposed": "#e69f00", "host": "#8c8c8c"}
 INSIDE = {"verify": "white", "exposed": "black", "host": "white"}
 SERIES = {
@@ -53,13 +53,13 @@ class Measured:
 
     @property
     def rounds(self) -> list[Cell]:
-        """Our own cells at batch 1, in the order in which they are drawn."""
+        """Our own cells at batch 1, in drawing order."""
         own = [cell for cell in self.cells if cell["batch"] == 1 and "method" in cell]
         return sorted(own, key=lambda cell: (*_place(cell["method"]), cell["K"], cell["M"]))
 
     @property
     def series(self) -> dict[str, dict[int, Cell]]:
-        """The fastest cell of each method and peer at every batch."""
+        """The fastest cell of each method and peer at every batch size."""
         found: dict[str, dict[int, Cell]] = {}
         for cell in sorted(self.cells, key=lambda cell: (*_place(series_of(cell)), cell["batch"], cell["tok_s"])):
             found.setdefault(series_of(cell), {})[cell["batch"]] = cell
@@ -78,7 +78,7 @@ def main(args: Args) -> int:
 
 
 def merge(paths: tuple[Path, ...]) -> Measured:
-    """What these files hold together; the floor is that of the last one."""
+    """The merged files; the floor is that of the last one."""
     if not paths:
         raise ConfigError("no file to draw; name one or more that bench.gpu --json has written")
     files = {path: read(path) for path in paths}
@@ -99,7 +99,7 @@ def merge(paths: tuple[Path, ...]) -> Measured:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A file of bench.gpu, with all that is drawn of it."""
+    """Read a file of bench.gpu and check the fields that are drawn."""
     try:
         found = json.loads(path.read_text())
     except OSError as error:
@@ -117,7 +117,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _need(path: Path, what: str, found: Any, names: dict[str, Any]) -> None:
-    """Whether all of these are there, each of its type."""
+    """Check that all fields exist and have the right type."""
     has = found if isinstance(found, dict) else {}
     lacks = [name for name, kind in names.items() if name not in has or not isinstance(has[name], kind)]
     if lacks:
@@ -125,20 +125,20 @@ def _need(path: Path, what: str, found: Any, names: dict[str, Any]) -> None:
 
 
 def pair_of(found: dict[str, Any]) -> str:
-    """The pair and where it ran, in words; noise makes another target of the same shape."""
+    """Description of the pair and its device; targets of one shape with different noise are different pairs."""
     noise = f", noise {found['epsilon']:.2g}" if "epsilon" in found else ""
     return f"{found['args']['target']} with {found['args']['draft']}{noise}, {found['dtype']}, {found['device']}"
 
 
 def is_drawn(cell: Cell) -> bool:
-    """Whether it is greedy and was measured; one that was not is said to be left out."""
+    """Whether a cell is greedy and was measured; a cell without rounds is reported."""
     if cell["tok_s"] is None:
         print(f"left out, for no round of it was counted: {cell['cell']} at batch {cell['batch']}", file=sys.stderr)
     return cell["T"] == 0 and cell["tok_s"] is not None
 
 
 def series_of(cell: Cell) -> str:
-    """The line a cell is a point of.
+    """The series of a cell.
 
     >>> series_of({"cell": "ssd:6:8", "method": "ssd"}), series_of({"cell": "hf+5c"})
     ('ssd', 'transformers, assisted')
@@ -150,7 +150,7 @@ def series_of(cell: Cell) -> str:
 
 
 def _place(series: str) -> tuple[float, str]:
-    """Where a series stands among the others: the known ones first."""
+    """Sort key of a series: the known ones first."""
     return (list(SERIES).index(series) if series in SERIES else inf, series)
 
 
@@ -158,7 +158,7 @@ def draw(measured: Measured, out: Path) -> None:
     """Write the picture."""
     try:
         from matplotlib import rc_context
-        from matplotlib.figure import Figure  # without pyplot: no window, and nothing that outlives the picture
+        from matplotlib.figure import Figure  # without pyplot: no window and no global state
     except ModuleNotFoundError as error:
         raise ConfigError("bench.plot needs matplotlib; pip install 'saguaro-llm[bench]'") from error
     if out.suffix not in FORMATS or not out.parent.is_dir():
@@ -173,12 +173,12 @@ def draw(measured: Measured, out: Path) -> None:
             axes.spines[["top", "right"]].set_visible(False)
             axes.set_axisbelow(True)
         figure.tight_layout(rect=(0, 0.04, 1, 1), w_pad=3)
-        # No date: the same figures make the same file.
+        # No date, so that the same data give the same file.
         figure.savefig(out, dpi=160, metadata={"Date": None} if out.suffix == ".svg" else None)
 
 
 def draw_rounds(axes: Any, cells: list[Cell], floor_ms: float) -> None:
-    """A bar for every cell: the milliseconds of a round, one part after the other, and tokens a second."""
+    """A stacked bar for every cell: milliseconds of a round by part, and tokens per second."""
     ends = [sum(cell[part] for part in PARTS) for cell in cells]
     best, widest = max(cell["tok_s"] for cell in cells), max([*ends, floor_ms])
     for row, (cell, end) in enumerate(zip(cells, ends, strict=True)):
@@ -205,7 +205,7 @@ def draw_rounds(axes: Any, cells: list[Cell], floor_ms: float) -> None:
 
 
 def draw_series(axes: Any, series: dict[str, dict[int, Cell]]) -> None:
-    """Tokens a second over the batch, a line for every method and a point for every peer."""
+    """Tokens per second over the batch size, a line for every method and a point for every peer."""
     batches = sorted({batch for points in series.values() for batch in points} | {1, 2, 4, 8, 16, 32})
     for name, points in series.items():
         colour, marker = SERIES.get(name, OTHER)
@@ -229,7 +229,7 @@ def draw_series(axes: Any, series: dict[str, dict[int, Cell]]) -> None:
 
 
 def _write_rates(axes: Any, batch: int, rates: dict[str, float]) -> None:
-    """Those of the drafting methods above their points, the fastest on top; ar's below its own, a peer's beside."""
+    """Labels: drafting methods above their points, the fastest on top; ar below its point, a peer beside it."""
     drafting = sorted((name for name in rates if name in ("sd", "ssd")), key=lambda name: rates[name])
     for name, rate in rates.items():
         at, (x, y), ha, va = rate, (-8, 0), "right", "center"
@@ -246,7 +246,7 @@ def _title(axes: Any, text: str) -> None:
 
 
 def _plain_ticks(axis: Any) -> None:
-    """1, 2, 5, 10, ... written as they are."""
+    """Tick labels 1, 2, 5, 10, ... as plain numbers."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))

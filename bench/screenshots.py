@@ -1,8 +1,8 @@
-"""Pictures of the page for the docs: an answer in light, methods side by side in dark, tokens at a phone's width.
+"""Screenshots of the web page for the docs: an answer (light), methods side by side (dark), tokens at phone width.
 
     python -m bench.screenshots --out docs
 
-The server is `saguaro serve` on the default pair; the browser is a Chromium at hand.
+The server is `saguaro serve` on the default pair; the browser is an installed Chromium.
 """
 
 import shutil
@@ -37,7 +37,7 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Write the pictures."""
+    """Write the screenshots."""
     with serving([], FLAGS) as port, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=BROWSER_FLAGS)
         url = f"http://127.0.0.1:{port}/"
@@ -64,7 +64,7 @@ def main(args: Args) -> int:
 
 
 def find_chromium() -> str:
-    """Where Chromium is; raises if it is nowhere."""
+    """The path of Chromium; raises if it is not installed."""
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if found is None:
         raise ConfigError(f"none of {', '.join(CHROMIUM)} is installed; install Chromium")
@@ -72,7 +72,7 @@ def find_chromium() -> str:
 
 
 def open_page(browser: Browser, url: str, size: ViewportSize, scheme: str, args: Args) -> Page:
-    """The page, with settings that give the same text every time."""
+    """Open the page with deterministic settings."""
     page = browser.new_page(viewport=size, color_scheme=scheme)  # type: ignore[arg-type]
     page.goto(url)
     page.get_by_label("Max tokens").fill(str(args.max_tokens))
@@ -89,7 +89,7 @@ def ask(page: Page, button: str, prompt: str) -> None:
 
 
 def look(page: Page) -> None:
-    """Look at a round in the middle; at one that was a hit, if there is any."""
+    """Hover over a round in the middle; over a hit if there is one."""
     hits = page.locator(".answer .round:has(.cache)")
     found = hits if hits.count() else page.locator(".answer .round:has(.token)")
     found.nth(found.count() // 2).hover()

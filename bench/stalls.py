@@ -1,11 +1,11 @@
-"""How long does a stream pause while long prompts are read beside it, and what does a bound on that cost the prompts?
+"""Pauses of a stream while long prompts are prefilled, and the cost of bounding them.
 
-python -m bench.stalls                                # SmolLM2-135M-Instruct: without a bound and with the default
+python -m bench.stalls                                # SmolLM2-135M-Instruct: no bound, and the default bound
 python -m bench.stalls --bounds none 50 default 1000
 
-For each bound on a round (`max_inter_token_ms`): one stream decodes, long prompts come in, and all deltas of the stream
-are timed until the last prompt has its first token. A short prompt comes right after the long ones: how long does it
-wait for its first token?
+For each bound on a round (`max_inter_token_ms`): one stream decodes, long prompts arrive, and the stream's deltas are
+timed until the last prompt has its first token. A short prompt arrives right after the long ones; its time to first
+token is measured too.
 """
 
 import random
@@ -46,9 +46,9 @@ class Measured:
     """One bound's figures. Times are seconds."""
 
     gaps: list[float]  # between deltas of the stream
-    chat_s: float  # until the short prompt, which comes last, had its first token
-    seconds: float  # until the last prompt had its first token
-    cpu_s: float  # of all cores meanwhile: what other work on the machine does not change much
+    chat_s: float  # time to first token of the short prompt
+    seconds: float  # until the last long prompt had its first token
+    cpu_s: float  # CPU time of all cores: little affected by other load
     slowest: RoundEvent
 
 
@@ -75,7 +75,7 @@ def main(args: Args) -> None:
 
 
 def measure(engine: Engine, args: Args, chance: random.Random, n_known: int) -> Measured:
-    """One stream, and long prompts beside it."""
+    """Run one stream together with long prompts."""
     events: list[RoundEvent] = []
     engine.round.observers.append(events.append)
     greedy = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)

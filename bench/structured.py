@@ -1,10 +1,10 @@
-"""Structured output on the default model: is every text what was asked for, the same with and without speculation, and
-what does keeping to a grammar cost?
+"""Structured output on the default model: is every text valid, is it the same with and without speculation, and what
+does a grammar cost?
 
     python -m bench.structured
 
-Prompts and schemas are ours. The cost is measured where it arises: seconds in which masks are made and written into
-logits, of the target's side and (inline) of the draft's, per token of output.
+Prompts and schemas are ours. The cost is the time to compute masks and apply them to logits, on the target side and
+(inline) on the draft side, per output token.
 """
 
 import json
@@ -104,7 +104,7 @@ class Args:
 
 @dataclass
 class Spent:
-    """Seconds inside what was watched."""
+    """Seconds spent inside watched functions."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -122,7 +122,7 @@ class Spent:
 
 
 def main(args: Args) -> int:
-    """Print what was found; 1 if a text is not valid or differs."""
+    """Print the results; 1 if a text is not valid or differs."""
     plain = LLM(method="ar", device="cpu", threads=args.threads)
     asked = [(name, text) for name, (_, texts) in SCHEMAS.items() for text in texts]
     each = [asked[at % len(asked)] for at in range(args.outputs)]
@@ -148,7 +148,7 @@ def main(args: Args) -> int:
 
 
 def measured(llm: LLM, messages: list[Any], params: list[SamplingParams], batch: int) -> list[Result]:
-    """Run all, some at a time, and print what it took."""
+    """Run all requests, a batch at a time, and print the cost."""
     summary, spent, found = Summary(), Spent(), list[Result]()
     llm.engine.round.observers.append(summary.add)
     began = time.perf_counter()
@@ -172,7 +172,7 @@ def measured(llm: LLM, messages: list[Any], params: list[SamplingParams], batch:
 
 
 def is_valid(result: Result, schema: dict[str, Any]) -> bool:
-    """Whether a text ended by itself, can be read and fits."""
+    """Whether a text ended with "stop", is JSON and matches the schema."""
     (output,) = result.outputs
     try:
         jsonschema.validate(json.loads(output.text), schema)

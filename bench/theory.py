@@ -1,10 +1,10 @@
-"""What the paper's formulas predict of an engine, from its acceptance, hit rates and times, against what it does.
+"""Predictions of the paper's formulas from measured acceptance, hit rates and times, against the measured speed.
 
 python -m bench.theory --prompts DATA/*.jsonl
 
-Theorem 7 and Equation 1 with the draft in a process of its own, one request at a time: the hit rates after primary and
-backup give p_h, the tokens of a round after a hit and after a miss give E, the times of preparing and of drafting just
-in time, over that of a verification, give T_p and T_b. Prefill is left out: a request's rounds count from the second.
+Theorem 7 and Equation 1 with the draft in its own process, one request at a time. The hit rates after primary and
+backup give p_h, the tokens per round after a hit and after a miss give E, and the times of preparing and of drafting
+just in time, relative to a verification, give T_p and T_b. Prefill is excluded: rounds count from a request's second.
 """
 
 import json
@@ -41,21 +41,21 @@ class Args:
 
 @dataclass(frozen=True)
 class Played:
-    """A round of one request, as Theorem 7 sees it."""
+    """One round of one request, in the terms of Theorem 7."""
 
     is_hit: bool
-    was_hit: bool  # the round before
+    was_hit: bool  # whether the previous round was a hit
     n_tokens: int
     k: int
     length: int
-    verify_s: float  # verification, and what the host does around it
+    verify_s: float  # verification, with host time
     wait_s: float  # from the outcome to the speculation
-    prepare_s: float  # preparing what this round looked up
+    prepare_s: float  # preparation for this round
     respond_s: float
 
 
 def main(args: Args) -> None:
-    """Print predictions beside measurements, one line for each fallback."""
+    """Print predictions and measurements, one line per fallback."""
     plain = LLM(method="ar", device="cpu", lookahead=args.lookahead)
     encode = plain.engine.tokenizer.encode_chat
     texts = read_prompts(list(args.prompts), args.num_prompts)
@@ -84,7 +84,7 @@ def main(args: Args) -> None:
 
 
 def played(events: list[RoundEvent]) -> list[Played]:
-    """The rounds of single requests that followed another of the same request and had room."""
+    """Rounds that follow another round of the same request, where both had room to speculate."""
     rounds = []
     for before, event in pairwise(events):
         if not before.rows or not event.rows or event.draft is None:
@@ -109,7 +109,7 @@ def played(events: list[RoundEvent]) -> list[Played]:
 
 
 def predict(rounds: list[Played], lookahead: int) -> dict[str, float]:
-    """Tokens per round and tokens per second: by the formulas, and as they were."""
+    """Tokens per round and tokens per second, predicted and measured."""
     hits, misses = [one for one in rounds if one.is_hit], [one for one in rounds if not one.is_hit]
     p_hit_p = mean([one.is_hit for one in rounds if one.was_hit])
     p_hit_b = mean([one.is_hit for one in rounds if not one.was_hit])
@@ -147,7 +147,7 @@ def predict(rounds: list[Played], lookahead: int) -> dict[str, float]:
 
 
 def mean(values: list[Any], without: float = 0.0) -> float:
-    """The mean; of nothing, `without`."""
+    """The mean; `without` for an empty list."""
     return statistics.fmean(values) if values else without
 
 

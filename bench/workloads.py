@@ -1,4 +1,4 @@
-"""Prompts to measure with: ours, or those of a JSONL file."""
+"""Prompts for benchmarks: ours, or those of a JSONL file."""
 
 from saguaro.measure.prompts import OURS, read_prompts
 

@@ -1,7 +1,7 @@
-"""What recorded rounds say about a draft: acceptance rate, law of outcomes, hit table, exponent of misses.
+"""Estimate a draft's statistics from recorded rounds: acceptance rate, outcome distribution, hit table, miss exponent.
 
-Invariant: every table is one that fanout.py takes: p_k sums to 1; h[k, 0] = 0 and h[k] never falls. Rounds after a
-primary and after a backup speculation are recorded, and measured, apart.
+Invariant: every table is valid input for fanout.py: p_k sums to 1; h[k, 0] = 0 and h[k] never falls. Rounds after a
+primary and rounds after a backup speculation are recorded and measured separately.
 Paper: the calibration behind Definition 11 and Theorem 18 (appendix A.2, figure 3).
 """
 
@@ -17,16 +17,16 @@ from saguaro.errors import ConfigError
 
 @dataclass(frozen=True)
 class Recorded:
-    """R rounds of lookahead K, and where the draft had ranked the bonus token of each.
+    """R rounds of lookahead K, and the draft's rank of each round's bonus token.
 
-    The rank counts from 0 among the draft's candidates at that position without the speculated token, which can never
-    be the bonus (after full acceptance there is none to leave out). -1: not among the first N candidates.
+    Ranks count from 0 among the draft's candidates at that position. The speculated token is not counted, since it can
+    never be the bonus (after full acceptance there is none). -1: not among the first N candidates.
     """
 
     k: Tensor  # [R] int64: tokens accepted, 0..K
     rank: Tensor  # [R] int64: -1..N-1
     K: int  # the lookahead
-    N: int  # how many candidates were recorded
+    N: int  # number of recorded candidates
 
     def __post_init__(self) -> None:
         check_count("K", self.K)
@@ -51,7 +51,7 @@ class PowerLaw:
 
 
 def fit_acceptance_rate(rounds: Recorded) -> float:
-    """a, by maximum likelihood of the capped geometric law: accepted / (accepted + rejected) tokens.
+    """Maximum-likelihood estimate of a under the capped geometric law: accepted / (accepted + rejected) tokens.
 
     A round with k < K rejects one token, a round with k = K none.
 
@@ -65,7 +65,7 @@ def fit_acceptance_rate(rounds: Recorded) -> float:
 
 
 def acceptance_by_position(rounds: Recorded) -> Tensor:  # [K] float64
-    """P(token i is accepted | all before it were), i = 0..K-1; nan where no round came so far.
+    """P(token i is accepted | all before it were), i = 0..K-1; nan where no round reached i.
 
     >>> acceptance_by_position(Recorded(torch.tensor([1, 1, 0]), torch.tensor([0, 0, 0]), K=3, N=4))
     tensor([0.6667, 0.0000,    nan], dtype=torch.float64)
@@ -77,7 +77,7 @@ def acceptance_by_position(rounds: Recorded) -> Tensor:  # [K] float64
 
 
 def outcome_frequencies(rounds: Recorded) -> Tensor:  # [K+1] float64
-    """P(k): how often exactly k tokens were accepted.
+    """P(k): the fraction of rounds with exactly k accepted tokens.
 
     >>> outcome_frequencies(Recorded(torch.tensor([2, 1, 2, 2]), torch.tensor([0, 0, 0, 0]), K=2, N=4))
     tensor([0.0000, 0.2500, 0.7500], dtype=torch.float64)
@@ -86,7 +86,7 @@ def outcome_frequencies(rounds: Recorded) -> Tensor:  # [K+1] float64
 
 
 def hit_curve(rank: Tensor, N: int) -> Tensor:  # [R] -> [N+1] float64
-    """How often the bonus was among the first F candidates, F = 0..N; all 0 for no rounds.
+    """The fraction of rounds whose bonus was among the first F candidates, F = 0..N; all 0 without rounds.
 
     >>> hit_curve(torch.tensor([0, 2, -1, 0]), N=3)
     tensor([0.0000, 0.5000, 0.5000, 0.7500], dtype=torch.float64)
@@ -96,11 +96,11 @@ def hit_curve(rank: Tensor, N: int) -> Tensor:  # [R] -> [N+1] float64
 
 
 def hit_table(rounds: Recorded, strength: float = 8.0) -> Tensor:  # [K+1, N+1] float64
-    """h[k, F], each k drawn toward what is known of k like it, so that a rarely seen k does not overfit.
+    """h[k, F], each k shrunk toward a pooled estimate, so that a rare k does not overfit.
 
-    Two steps, each adding `strength` imagined rounds: all rejections (k < K), and full acceptance (k = K), are drawn
-    toward all rounds together; then each k < K toward the rejections. 0 takes the counts as they are, and the table one
-    step up for a k never seen.
+    Shrinking has two levels, each with a prior of `strength` rounds. Rejections (k < K) and full acceptance (k = K) are
+    shrunk toward all rounds; then each k < K is shrunk toward the rejections. With strength 0 the raw counts are used,
+    and a k without rounds gets the curve of the level above.
 
     >>> rounds = Recorded(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), K=1, N=2)
     >>> hit_table(rounds, strength=0)
@@ -119,7 +119,7 @@ def hit_table(rounds: Recorded, strength: float = 8.0) -> Tensor:  # [K+1, N+1] 
 
 
 def fit_power_law(h: Tensor) -> PowerLaw:  # [N+1]: hits among the first F candidates
-    """The line through log P(miss) against log F, F = 1..N, by least squares; F that never missed are left out.
+    """Least-squares fit of log P(miss) against log F, F = 1..N; values of F without a miss are left out.
 
     >>> fit = fit_power_law(torch.tensor([0, 0.5, 0.75, 1 - 0.5 / 3]))  # misses 0.5 / F
     >>> round(fit.r, 4), round(fit.scale, 4), fit.rms < 1e-6
@@ -139,7 +139,7 @@ def fit_power_law(h: Tensor) -> PowerLaw:  # [N+1]: hits among the first F candi
 
 
 def _drawn(rank: Tensor, prior: Tensor, strength: float) -> Tensor:  # [R], [N+1] -> [N+1]
-    """The hit curve of some rounds and `strength` imagined ones that follow the prior."""
+    """The hit curve of these rounds with a prior of `strength` rounds."""
     n = len(rank)
     if n + strength == 0:
         return prior

@@ -2,8 +2,8 @@
 
 Invariant: every F_k >= 0 and their sum never exceeds the budget M. p_k [K+1] is the probability that exactly k tokens
 are accepted; h [K+1, N+1] is the hit table: h[k, F] is the probability that the bonus is among the first F candidates
-given k, so h[k, 0] = 0 and h never falls in F. Lists for after-primary and after-backup speculations come from tables
-measured after the one and the other. Paper: Definition 11, Theorems 12 and 18.
+given k, so h[k, 0] = 0 and h never falls in F. Lists for rounds after a primary and after a backup speculation come
+from separately measured tables. Paper: Definition 11, Theorems 12 and 18.
 """
 
 import math
@@ -17,7 +17,7 @@ from saguaro.errors import ConfigError
 
 
 def uniform(K: int, M: int) -> list[int]:
-    """M spread evenly over k = 0..K; what does not divide goes to the smallest k.
+    """M spread evenly over k = 0..K; the remainder goes to the smallest k.
 
     >>> uniform(K=3, M=10)
     [3, 3, 2, 2]
@@ -29,10 +29,10 @@ def uniform(K: int, M: int) -> list[int]:
 
 
 def geometric_shares(a: float, r: float, K: int, M: int) -> list[float]:
-    """Theorem 12, real-valued: the split of M with most hits for acceptance rate a and misses of probability F^-r.
+    """Theorem 12, real-valued: the split of M with the most hits, for acceptance rate a and miss probability F^-r.
 
-    F_k = F_0 a^(k/(1+r)) for k < K and F_K = F_0 a^(K/(1+r)) (1-a)^(-1/(1+r)), which is F_k proportional to
-    P(k)^(1/(1+r)): written so, it needs no case for a = 1 (all to F_K) or a = 0 (all to F_0).
+    F_k = F_0 a^(k/(1+r)) for k < K and F_K = F_0 a^(K/(1+r)) (1-a)^(-1/(1+r)). This is F_k proportional to
+    P(k)^(1/(1+r)), a form that needs no special case for a = 1 (all to F_K) or a = 0 (all to F_0).
 
     >>> [round(f, 2) for f in geometric_shares(a=0.8, r=1, K=7, M=24)]
     [3.9, 3.49, 3.12, 2.79, 2.49, 2.23, 2.0, 3.99]
@@ -48,7 +48,7 @@ def geometric_shares(a: float, r: float, K: int, M: int) -> list[float]:
 
 
 def geometric(a: float, r: float, K: int, M: int) -> list[int]:
-    """Theorem 12 in whole numbers that sum to M.
+    """Theorem 12 rounded to integers that sum to M.
 
     >>> geometric(a=0.8, r=1, K=7, M=24)
     [4, 3, 3, 3, 3, 2, 2, 4]
@@ -57,9 +57,9 @@ def geometric(a: float, r: float, K: int, M: int) -> list[int]:
 
 
 def round_to_budget(shares: Sequence[float], M: int) -> list[int]:
-    """Whole numbers that sum to M, each less than 1 from its share: round down, then 1 to each largest remainder.
+    """Round shares to integers that sum to M, each less than 1 from its share: largest-remainder rounding.
 
-    Of equal remainders the smallest k goes first. The shares must sum to M.
+    Of equal remainders the smallest k comes first. The shares must sum to M.
 
     >>> round_to_budget([1.5, 1.2, 1.3], 4)
     [2, 1, 1]
@@ -69,18 +69,18 @@ def round_to_budget(shares: Sequence[float], M: int) -> list[int]:
     if not math.isclose(total, M, rel_tol=1e-9, abs_tol=1e-9) or min(shares, default=0) < 0:
         raise ConfigError(f"shares {list(shares)} sum to {total}; give shares of at least 0 that sum to M = {M}")
     whole = [math.floor(share) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda k: whole[k] - shares[k])  # stable: of equals the smallest k
+    by_remainder = sorted(range(len(shares)), key=lambda k: whole[k] - shares[k])  # stable: ties to the smallest k
     for k in by_remainder[: M - sum(whole)]:
         whole[k] += 1
     return whole
 
 
 def greedy(p_k: Tensor, h: Tensor, M: int) -> list[int]:  # [K+1], [K+1, N+1]
-    """Theorem 18 in whole numbers: one unit at a time to the k where it gains most; of equals the smallest k.
+    """Theorem 18 in integers: give one unit at a time to the k where it gains most; ties to the smallest k.
 
-    Optimal for the tables' concave envelopes, hence for the tables themselves where they are concave, as tables of
-    ranked candidates nearly are. Elsewhere the units of one straight piece of the envelope are spent in a row, so at
-    most one k is left inside a piece. Units that gain nothing are not spent: the sum may stay below M.
+    Optimal for the tables' concave envelopes, hence for concave tables; tables of ranked candidates are nearly concave.
+    Elsewhere the units of one linear segment of the envelope are spent in sequence, so at most one k ends inside a
+    segment. Units without gain are not spent: the sum may stay below M.
 
     >>> h = torch.tensor([[0, 0.5, 0.75, 0.875], [0, 0.9, 0.95, 0.96]])
     >>> greedy(torch.tensor([0.6, 0.4]), h, M=3)  # gains 0.4 * 0.9 = 0.36, 0.6 * 0.5 = 0.30, 0.6 * 0.25 = 0.15
@@ -100,7 +100,7 @@ def greedy(p_k: Tensor, h: Tensor, M: int) -> list[int]:  # [K+1], [K+1, N+1]
 
 
 def unit_gains(h: Sequence[float]) -> list[float]:
-    """What each further candidate adds on the concave envelope of h(0), .. h(N): N gains that never rise.
+    """The gain of each further candidate on the concave envelope of h(0), .. h(N): N gains, non-increasing.
 
     >>> unit_gains([0.0, 0.0, 0.5, 0.75])  # the first two candidates are one straight piece
     [0.25, 0.25, 0.25]
@@ -112,7 +112,7 @@ def unit_gains(h: Sequence[float]) -> list[float]:
         slopes = [(h[end] - h[start]) / (end - start) for end in range(start + 1, len(h))]
         steepest = max(slopes)
         if gains:
-            steepest = min(steepest, gains[-1])  # equal but for rounding
+            steepest = min(steepest, gains[-1])  # equal except for rounding
         gains += [steepest] * (1 + slopes.index(max(slopes)))
     return gains
 
@@ -136,9 +136,9 @@ def hit_rate(fan_out: Sequence[int], p_k: Tensor, h: Tensor) -> float:  # K+1, [
 def power_law(r: float, N: int, scale: float = 1.0) -> Tensor:  # [N+1] float64
     """Definition 11's hits: h(F) = 1 - scale F^-r for F = 1..N, and h(0) = 0.
 
-    The paper's scale is 1, so h(1) = 0: by that law the first candidate alone never hits, and the table is not concave
-    at 1 (unit_gains spreads the gain of the second over both). Measured candidates have scale < 1, and the table is
-    concave for scale <= 1 / (2 - 2^-r).
+    The paper's scale is 1, so h(1) = 0: the first candidate alone never hits, and the table is not concave at 1
+    (unit_gains spreads the gain of the second over both). Measured candidates have scale < 1. The table is concave for
+    scale <= 1 / (2 - 2^-r).
 
     >>> power_law(1.0, 4)
     tensor([0.0000, 0.0000, 0.5000, 0.6667, 0.7500], dtype=torch.float64)
@@ -152,7 +152,7 @@ def power_law(r: float, N: int, scale: float = 1.0) -> Tensor:  # [N+1] float64
 
 
 def check_exponent(r: float) -> None:
-    """The exponent of a power law of misses.
+    """Check the exponent of a power law of misses.
 
     >>> check_exponent(0.0)
     Traceback (most recent call last):
@@ -163,7 +163,7 @@ def check_exponent(r: float) -> None:
 
 
 def check_tables(p_k: Tensor, h: Tensor) -> None:  # [K+1], [K+1, N+1]
-    """A law of outcomes and the hit table that goes with it.
+    """Check an outcome distribution and its hit table.
 
     >>> check_tables(torch.tensor([1.0]), torch.tensor([[0.0, 0.5, 0.4]]))
     Traceback (most recent call last):

@@ -1,12 +1,12 @@
-"""Which outcomes to prepare while a speculation is verified: places (k accepted, bonus token) for each row.
+"""Choose the outcomes to prepare while a speculation is verified: pairs (k accepted, bonus token) for each row.
 
-Invariant: what is planned is possible and distinct. Never k > length, and never the in-flight token itself as the bonus
-after k < length accepted tokens: it would have been accepted. At k = length every candidate is possible. All of it is a
-fixed sequence of tensor operations, whatever the values. Paper: Definition 11, Theorem 18.
+Invariant: planned outcomes are possible and distinct. k is at most length, and after k < length accepted tokens the
+bonus is never the in-flight token itself, which would have been accepted. At k = length every candidate is possible.
+All functions are a fixed sequence of tensor operations, independent of values. Paper: Definition 11, Theorem 18.
 
 tokens         s_0   s_1   s_2                K = 3, length = 3
-k            0     1     2     3              the bonus after k accepted tokens stands where s_k stood
-candidates  [C]   [C]   [C]   [C]             without s_k, but for the last
+k            0     1     2     3              the bonus after k accepted tokens replaces s_k
+candidates  [C]   [C]   [C]   [C]             without s_k, except at the last k
 """
 
 from dataclasses import dataclass
@@ -19,40 +19,40 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True)
 class Ahead:
-    """What the draft thinks of B speculations in flight."""
+    """B speculations in flight, with the draft's candidates at each position."""
 
-    slots: Tensor  # [B] int64: which rows
-    tokens: Tensor  # [B, K] int64: in flight; beyond length: 0
+    slots: Tensor  # [B] int64: slot of each row
+    tokens: Tensor  # [B, K] int64: tokens in flight; 0 beyond length
     length: Tensor  # [B] int64: 0..K
     candidates: Tensor  # [B, K+1, C] int64: for the token after the first j in flight, best first; all different
     scores: Tensor  # [B, K+1, C] float, descending: log q + shared noise, or log q under rejection; -inf: no candidate
-    is_primary: Tensor  # [B] bool: in flight came from the speculation cache
+    is_primary: Tensor  # [B] bool: the speculation came from the cache
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Outcomes to prepare, likeliest first: M places for each of B rows."""
+    """Outcomes to prepare, likeliest first: M entries for each of B rows."""
 
     slots: Tensor  # [B] int64
-    k: Tensor  # [B, M] int64; -1: nothing at this place
-    token: Tensor  # [B, M] int64; 0 where there is nothing
+    k: Tensor  # [B, M] int64; -1: unused entry
+    token: Tensor  # [B, M] int64; 0 in unused entries
 
     @staticmethod
     def nothing() -> "Planned":
-        """No outcome of no row."""
+        """An empty plan, without rows."""
         none = torch.zeros(0, dtype=torch.int64)
         return Planned(none, none.view(0, 0), none.view(0, 0))
 
     def branches(self) -> dict[tuple[int, int, int], int]:
-        """The branch drafted after each outcome: its number in `outcomes`."""
+        """Map from outcome to branch: its index in `outcomes`."""
         return {outcome: branch for branch, outcome in enumerate(self.outcomes())}
 
     def seconds(self) -> float | None:
-        """It was there when it was returned."""
+        """None: the work ran synchronously, so the host measures its time."""
         return None
 
     def outcomes(self) -> list[tuple[int, int, int]]:
-        """(slot, k, token) of every place that is used, row by row; the branch after it has its number in this list.
+        """(slot, k, token) of every used entry, row by row; an outcome's index in this list is its branch.
 
         >>> Planned(torch.tensor([4]), torch.tensor([[0, -1, 2]]), torch.tensor([[7, 0, 8]])).outcomes()
         [(4, 0, 7), (4, 2, 8)]
@@ -62,9 +62,9 @@ class Planned:
 
 
 def leads(scores: Tensor) -> Tensor:  # [..., C] -> [..., C]
-    """How far each candidate is ahead of the best other one: at least 0 for the best, at most 0 for the rest.
+    """Each candidate's score minus the best other score: at least 0 for the best, at most 0 for the rest.
 
-    inf for one that stands alone, -inf for one that is none.
+    inf for an only candidate, -inf where the score is -inf.
 
     >>> leads(torch.tensor([[3.0, 2.5, 1.0], [3.0, NEVER, NEVER]]))
     tensor([[ 0.5000, -0.5000, -2.0000],
@@ -77,7 +77,7 @@ def leads(scores: Tensor) -> Tensor:  # [..., C] -> [..., C]
 
 
 def ranks(scores: Tensor) -> Tensor:  # [..., C] descending, with -inf anywhere -> [..., C] int64
-    """The place of each candidate among those that are left, from 0; C for one that is not.
+    """The rank of each candidate among those with a finite score, from 0; C for the others.
 
     >>> ranks(torch.tensor([3.0, NEVER, 2.5, 1.0]))
     tensor([0, 4, 1, 2])
@@ -87,10 +87,10 @@ def ranks(scores: Tensor) -> Tensor:  # [..., C] descending, with -inf anywhere 
 
 
 def trust(ahead: Ahead) -> Tensor:  # [B, K]
-    """How far each in-flight token is ahead of the draft's best other candidate there; 0 beyond length.
+    """The lead of each in-flight token over the draft's best other candidate at its position; 0 beyond length.
 
-    Negative where the draft would rather have said something else; inf where it knows no other candidate. A token that
-    is none of the candidates is taken to lie 1 below the last of them.
+    Negative where the draft prefers another token; inf where there is no other candidate. A token that is not among the
+    candidates is scored 1 below the last of them.
 
     >>> two = Ahead(
     ...     slots=torch.tensor([0]),
@@ -153,7 +153,7 @@ def outcome_chance(accept: Tensor, bonus: Tensor, length: Tensor) -> Tensor:  # 
 
 
 def by_chance(ahead: Ahead, chance: Tensor, M: int) -> Planned:  # [B, K+1, C]
-    """The M likeliest outcomes over all k and tokens of a row; what has no chance is left out.
+    """The M likeliest outcomes over all k and tokens of a row; outcomes with probability 0 are left out.
 
     >>> one = Ahead(
     ...     slots=torch.tensor([3]),
@@ -192,14 +192,14 @@ def by_fan_out(ahead: Ahead, fan_out: Tensor, M: int) -> Planned:  # [B, K+1] in
 
 
 def _best(ahead: Ahead, worth: Tensor, M: int) -> Planned:  # [B, K+1, C], at least 0
-    """The M outcomes worth most, of equals the smallest k and rank; nothing where the worth is 0."""
+    """The M outcomes with the largest worth; ties to the smallest k, then rank; none where the worth is 0."""
     n = worth.shape[-1]
     worth, at = worth.flatten(1).sort(dim=-1, descending=True, stable=True)
     worth, at = worth[:, :M], at[:, :M]
     is_planned = worth > 0
     k = torch.where(is_planned, at // n, -1)
     token = torch.where(is_planned, ahead.candidates.flatten(1).gather(1, at), 0)
-    n_left = M - at.shape[1]  # more places than outcomes
+    n_left = M - at.shape[1]  # more entries than outcomes
     pad = torch.nn.functional.pad
     return Planned(ahead.slots, pad(k, (0, n_left), value=-1), pad(token, (0, n_left)))
 

@@ -1,8 +1,8 @@
-"""From logits to tokens. Everything here is a pure function of tensors, row by row: R rows, V tokens.
+"""Sampling: logits to tokens. Pure functions of tensors, row by row: R rows, V tokens.
 
-The token of a row is argmax(log p'(v) + g(seed, position, v)) with Gumbel noise g: a sample of
-p', the distribution after penalties, bias, temperature, top-k, top-p and min-p, in that order. At temperature 0 it is
-the plain argmax. Removed tokens have score -inf. Ties at a threshold are kept, so no result depends on a sort.
+The token of a row is argmax(log p'(v) + g(seed, position, v)) with Gumbel noise g: a sample of p', the distribution
+after penalties, bias, temperature, top-k, top-p and min-p, in that order. At temperature 0 it is the plain argmax.
+Removed tokens have score -inf. Ties at a threshold are kept, so no result depends on the order of a sort.
 """
 
 import math
@@ -14,19 +14,19 @@ from torch import Tensor
 from saguaro import rng
 
 NEVER = float("-inf")
-REMOVED = 8.0  # how far behind `rank` puts what a rule removes
+REMOVED = 8.0  # subtracted by `rank` from the score of tokens that a rule removes
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How to sample each row; a value that does nothing switches its rule off."""
+    """Sampling parameters of each row; a neutral value switches its rule off."""
 
     temperature: Tensor  # [R] float32, 0: greedy
     top_k: Tensor  # [R] int64, <= 0: off
     top_p: Tensor  # [R] float32, 1: off
     min_p: Tensor  # [R] float32, 0: off
     seeds: Tensor  # [R] int64
-    positions: Tensor  # [R] int64: of the token to come
+    positions: Tensor  # [R] int64: of the next token
 
     def select(self, rows: Tensor) -> "Rules":
         """The rules of some rows."""
@@ -51,7 +51,7 @@ def choose(logits: Tensor, rules: Rules) -> Tensor:  # [R, V] float32 -> [R] int
 
 def restrict(logits: Tensor, rules: Rules) -> Tensor:  # [R, V] -> [R, V] scores
     """Temperature, then top-k, top-p and min-p; removed tokens score -inf."""
-    # From the best down: a temperature so small that logits overflow then still finds the best.
+    # Relative to the best logit: the best token survives even if a tiny temperature overflows the others.
     scores = (logits - logits.amax(-1, keepdim=True)).div_(rules.temperature[:, None])
     if bool((rules.top_k > 0).any()):
         scores = keep_top_k(scores, rules.top_k)
@@ -63,7 +63,7 @@ def restrict(logits: Tensor, rules: Rules) -> Tensor:  # [R, V] -> [R, V] scores
 
 
 def probabilities(logits: Tensor, rules: Rules) -> Tensor:  # [R, V] -> [R, V]
-    """The distribution each row's token is drawn from; all on the best token at temperature 0.
+    """The distribution of each row's token; one-hot on the best token at temperature 0.
 
     >>> zero = torch.zeros(1)
     >>> rules = Rules(zero, zero.long(), zero + 1, zero, zero.long(), zero.long())
@@ -90,7 +90,7 @@ def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:  # [R, V], [R] int64
 
 
 def keep_top_p(scores: Tensor, p: Tensor, width: int = 1024) -> Tensor:  # [R, V], [R]
-    """Keep the fewest best tokens that together hold probability p.
+    """Keep the smallest set of best tokens with total probability at least p.
 
     >>> keep_top_p(torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([0.6])).exp()
     tensor([[0.5000, 0.3000, 0.0000]])
@@ -99,7 +99,7 @@ def keep_top_p(scores: Tensor, p: Tensor, width: int = 1024) -> Tensor:  # [R, V
     total = scores.logsumexp(-1, keepdim=True)
     best = scores.topk(min(width, n_vocab), dim=-1).values  # [R, W], descending
     held = (best - total).exp().cumsum(-1)
-    if width < n_vocab and bool(((held[:, -1] < p) & (p < 1)).any()):  # the wanted mass lies deeper
+    if width < n_vocab and bool(((held[:, -1] < p) & (p < 1)).any()):  # the mass extends beyond the width
         return keep_top_p(scores, p, width=n_vocab)
     n_kept = (held < p[:, None]).sum(-1, keepdim=True).clamp(max=best.shape[1] - 1)  # index of the last kept
     floor = torch.where(p[:, None] < 1, best.gather(1, n_kept), NEVER)
@@ -116,7 +116,7 @@ def keep_min_p(scores: Tensor, p: Tensor) -> Tensor:  # [R, V], [R]
 
 
 def pick(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:  # [R, V], [R], [R] -> [R]
-    """The noisy argmax: a sample of softmax(scores), a function of (scores, seed, position) alone.
+    """Argmax of scores plus noise: a sample of softmax(scores), a function of (scores, seed, position) only.
 
     >>> scores = torch.zeros(1, 5)
     >>> pick(scores, torch.tensor([1]), torch.tensor([2])).equal(
@@ -129,7 +129,7 @@ def pick(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:  # [R, V],
 
 
 def flip(chance: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:  # [P], [P], [P] -> [P] bool
-    """True with this probability, a function of (seed, position) alone.
+    """True with this probability, a function of (seed, position) only.
 
     >>> flip(torch.tensor([0.0, 1.0]), torch.tensor([1, 1]), torch.tensor([2, 3]))
     tensor([False,  True])
@@ -138,10 +138,10 @@ def flip(chance: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:  # [P], [P
 
 
 def rank(logits: Tensor, rules: Rules, n: int, width: int = 2048) -> tuple[Tensor, Tensor]:  # [R, V] -> [R, n], [R, n]
-    """The n best tokens of every row by noisy score, as the target would see them: the first is `choose`'s.
+    """The n best tokens of every row by noisy score, with the target's noise: the first is `choose`'s.
 
-    The draft ranks with it, and a guess need not be exact: noise is drawn for the `width` likeliest tokens only, and
-    tokens that top-k, top-p or min-p would remove stay as far-off candidates, since the target may not remove them.
+    The draft ranks candidates with it, so it may approximate: noise is drawn for the `width` likeliest tokens only.
+    Tokens that top-k, top-p or min-p would remove keep a low score, since the target may not remove them.
 
     >>> one = torch.ones(1)
     >>> rules = Rules(0 * one, one.long(), one, 0 * one, one.long(), one.long())
@@ -165,7 +165,7 @@ def _pick_pruned(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     n_vocab = scores.shape[1]
     best = scores.topk(min(8, n_vocab), dim=-1)  # [R, 8]
     noise = rng.gumbel(*_pairs(seeds, positions, best.indices)).view_as(best.values)
-    bar = (best.values + noise).amax(-1, keepdim=True)  # [R, 1]: a score that is surely reached
+    bar = (best.values + noise).amax(-1, keepdim=True)  # [R, 1]: lower bound of the winning score
     rows, tokens = (scores + rng.GUMBEL_MAX >= bar).nonzero(as_tuple=True)
     if 4 * len(rows) > scores.numel():  # a block of noise serves four tokens
         return (scores + rng.gumbel_all(seeds, positions, n_vocab)).argmax(-1)
@@ -181,8 +181,8 @@ def _pairs(seeds: Tensor, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Te
 
 
 def saguaro_logits(logits: Tensor, fan_out: int, c: float) -> Tensor:  # [R, V] -> [R, V]
-    """Saguaro sampling (Definition 14): the draft takes the fan_out best tokens c times as often, so that what the
-    target adds after a rejection is more likely one of them.
+    """Saguaro sampling (Definition 14): the draft weights its fan_out best tokens by c <= 1, so that the bonus after a
+    rejection is more likely one of them.
 
     >>> q = torch.tensor([[0.41, 0.41, 0.09, 0.09]])
     >>> saguaro_logits(q.log(), fan_out=2, c=0.7783).softmax(-1)
@@ -196,7 +196,7 @@ def penalise(
     logits: Tensor,  # [V] float32, changed in place
     seen: Tensor,  # [S] int64: distinct tokens of prompt and output
     written: Tensor,  # [O] int64: distinct tokens of the output
-    counts: Tensor,  # [O] float32: how often each was written
+    counts: Tensor,  # [O] float32: number of occurrences of each
     repetition: float,
     presence: float,
     frequency: float,

@@ -1,8 +1,8 @@
-"""How fast SSD should be: the paper's theorems as functions. Times are in units of one verification.
+"""Expected speed of SSD: the paper's theorems as functions. Times are in units of one verification.
 
 Letters: a acceptance rate, K lookahead, p_h hit rate, E expected tokens of a round (the bonus included), T draft time;
-_p after or by the primary, _b after or by the backup. Invariant: every function is exact under the paper's model
-(rounds independent, one verification takes 1) and touches nothing but its arguments.
+_p after or by the primary, _b after or by the backup. Invariant: every function is pure, and exact under the paper's
+model (rounds are independent, one verification takes time 1).
 Paper: Theorems 1, 7, 15, 17, 19, Corollaries 8, 9, 16, Definition 14, Equation 1.
 """
 
@@ -26,7 +26,7 @@ def acceptance_rate(p: Tensor, q: Tensor) -> Tensor:  # [..., V], [..., V] -> [.
 
 
 def outcome_law(a: float, K: int) -> Tensor:  # [K+1] float64
-    """P(exactly k of K tokens are accepted): a^k (1 - a) for k < K, and a^K for all of them.
+    """P(exactly k of K tokens are accepted): a^k (1 - a) for k < K, and a^K for k = K.
 
     >>> outcome_law(0.5, 2)
     tensor([0.5000, 0.2500, 0.2500], dtype=torch.float64)
@@ -37,7 +37,7 @@ def outcome_law(a: float, K: int) -> Tensor:  # [K+1] float64
 
 
 def expected_tokens(a: float, K: int) -> float:
-    """E: tokens of one round, the bonus included: 1 + a + ... + a^K = (1 - a^(K+1)) / (1 - a).
+    """E: expected tokens of one round with its bonus: 1 + a + ... + a^K = (1 - a^(K+1)) / (1 - a).
 
     >>> expected_tokens(0.5, 2)
     1.75
@@ -48,7 +48,7 @@ def expected_tokens(a: float, K: int) -> float:
 
 
 def sd_speedup(E: float, T: float) -> float:
-    """Speed of SD over AR: E tokens for one draft and one verification, one after the other.
+    """Speedup of SD over AR: E tokens per draft and verification, run in sequence.
 
     >>> sd_speedup(E=3.0, T=0.5)
     2.0
@@ -59,10 +59,10 @@ def sd_speedup(E: float, T: float) -> float:
 
 
 def ssd_speedup(p_h: float, E_hit: float, E_miss: float, T_p: float, T_b: float, b: float = 1) -> float:
-    """Theorem 7, and Corollary 16 for a batch of b: speed of SSD over AR.
+    """Theorem 7, and Corollary 16 for a batch of b: speedup of SSD over AR.
 
-    A batch waits for the backup unless all b rows hit, so p_h^b stands in the denominator (time); tokens are counted
-    row by row, so p_h stands in the numerator. T_p is the time of the prepared drafts, which run beside verification.
+    A batch waits for the backup unless all b rows hit, so the denominator (time) has p_h^b; tokens are counted per row,
+    so the numerator has p_h. T_p is the time of the prepared drafts, which run in parallel with verification.
 
     >>> ssd_speedup(p_h=0.5, E_hit=4.0, E_miss=2.0, T_p=0.8, T_b=0.5)  # (0.5 * 4 + 0.5 * 2) / (0.5 + 0.5 * 1.5)
     2.4
@@ -83,8 +83,8 @@ def ssd_speedup(p_h: float, E_hit: float, E_miss: float, T_p: float, T_b: float,
 def unconditional_hit_rate(p_hit_p: float, p_hit_b: float) -> float:
     """Equation 1: p_h of the chain that hits with p_hit_p after a primary and with p_hit_b after a backup speculation.
 
-    It solves p_h = p_h p_hit_p + (1 - p_h) p_hit_b. With p_hit_p = 1 and p_hit_b = 0 every p_h does; the paper's
-    chain starts with the backup, hence never hits: 0.
+    It solves p_h = p_h p_hit_p + (1 - p_h) p_hit_b. With p_hit_p = 1 and p_hit_b = 0 every p_h is a solution; the
+    paper's chain starts with the backup and never hits, so the result is 0.
 
     >>> unconditional_hit_rate(p_hit_p=0.75, p_hit_b=0.25)
     0.5
@@ -95,9 +95,9 @@ def unconditional_hit_rate(p_hit_p: float, p_hit_b: float) -> float:
 
 
 def ssd_over_sd(p_h: float, T: float) -> float:
-    """Corollary 8: speed of SSD over SD when both always draft with the same speculator.
+    """Corollary 8: speedup of SSD over SD when both always draft with the same speculator.
 
-    E cancels in Theorem 7 over E / (1 + T), and (1 + T) - max(1, T) = min(1, T) is what a hit saves: never below 1,
+    E cancels in Theorem 7 over E / (1 + T). A hit saves (1 + T) - max(1, T) = min(1, T). The result is at least 1, and
     above 1 if p_h > 0 and T > 0.
 
     >>> ssd_over_sd(p_h=1.0, T=0.5)
@@ -111,7 +111,7 @@ def ssd_over_sd(p_h: float, T: float) -> float:
 
 
 def ssd_over_sd_bounds(p_h: float, E_hit: float, E_sd: float, T_sd: float) -> tuple[float, float]:
-    """Corollary 9: lower and upper bound of SSD over SD with T_p <= 1, a backup that costs nothing, E_miss <= E_hit.
+    """Corollary 9: lower and upper bound of SSD over SD for T_p <= 1, a backup of no cost, E_miss <= E_hit.
 
     >>> ssd_over_sd_bounds(p_h=0.5, E_hit=4.0, E_sd=3.0, T_sd=0.5)
     (1.0, 2.0)
@@ -128,10 +128,10 @@ def critical_batch_size(p_hit_p: float, p_hit_b: float, E_p: float, E_b: float, 
     """Theorem 17: draft misses with the slow primary below this batch size b*, with the backup of no cost above it.
 
     T is the time of K just-in-time draft steps of one branch, not of the prepared tree, whose T_p must be <= 1. With
-    x = 1 - (1 - p_h) (E_p - E_b) / (T (p_h E_p + (1 - p_h) E_b)), slow and fast tie where p_hit_p^b = x, so
-    x <= 0: infinite (slow wins even if every round misses); 0 < x < 1: ln x / ln p_hit_p, below 1 if fast wins at every
-    batch; x >= 1: 0 (the backup drafts no worse). If waiting is free (T = 0) or never happens (p_hit_p = 1), the better
-    drafter wins at every batch, the primary in a tie.
+    x = 1 - (1 - p_h) (E_p - E_b) / (T (p_h E_p + (1 - p_h) E_b)), primary and backup tie where p_hit_p^b = x. So
+    x <= 0: infinite (primary wins even if all rounds miss); 0 < x < 1: ln x / ln p_hit_p, below 1 if the backup wins at
+    every batch size; x >= 1: 0 (the backup drafts no worse). If waiting is free (T = 0) or never happens (p_hit_p = 1),
+    the better drafter wins at every batch size, the primary in a tie.
 
     >>> critical_batch_size(p_hit_p=0.5, p_hit_b=0.5, E_p=3.0, E_b=1.0, T=1.0)  # x = 1 - 0.5 * 2 / 2 = 0.5
     1.0
@@ -166,7 +166,7 @@ def saguaro_probabilities(q: Tensor, F: int, C: float) -> Tensor:  # [V] -> [V]
 
 
 def residual_law(p: Tensor, q: Tensor) -> Tensor:  # [V], [V] -> [V]
-    """The law of the bonus token after a rejection: max(p - q, 0), normalised; all zero if nothing is ever rejected.
+    """The distribution of the bonus after a rejection: max(p - q, 0), normalised; all zero if p = q.
 
     >>> residual_law(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.25, 0.25, 0.5]))
     tensor([0.5000, 0.5000, 0.0000])
@@ -180,7 +180,7 @@ def residual_law(p: Tensor, q: Tensor) -> Tensor:  # [V], [V] -> [V]
 def residual_hit_rate(p: Tensor, q: Tensor, F: int, C: float) -> float:
     """Theorem 15: residual mass on q's top-F tokens when drafting by Saguaro sampling; it never rises with C.
 
-    The cached set is fixed, as in the proof. Where p equals the drafted law nothing is rejected or missed: 1.
+    The cached set is fixed, as in the proof. If p equals the drafted distribution nothing is rejected: 1.
 
     >>> p, q = torch.tensor([0.4, 0.4, 0.1, 0.1]), torch.tensor([0.41, 0.41, 0.09, 0.09])
     >>> [round(residual_hit_rate(p, q, F=2, C=c), 3) for c in (1.0, 0.7783)]
@@ -193,8 +193,8 @@ def residual_hit_rate(p: Tensor, q: Tensor, F: int, C: float) -> float:
 def rejection_hit_rate(p: Tensor, q: Tensor, F: int, C: float) -> float:
     """Theorem 19: P(bonus prepared | rejection) if the F likeliest tokens *other than the rejected one* are prepared.
 
-    This is what the engine does. If the rejected token is one of the top F, token F+1 takes its place. Unlike the fixed
-    set of Theorem 15 it can fall as C falls: fewer rejections in the top F mean fewer such replacements.
+    This is the engine's rule. If the rejected token is one of the top F, token F+1 replaces it. Unlike with the fixed
+    set of Theorem 15, the rate can fall as C falls: fewer rejections in the top F mean fewer such replacements.
 
     >>> p, q = torch.tensor([0.4, 0.4, 0.1, 0.1]), torch.tensor([0.41, 0.41, 0.09, 0.09])
     >>> [round(rejection_hit_rate(p, q, F=2, C=c), 3) for c in (1.0, 0.7783)]
@@ -202,15 +202,15 @@ def rejection_hit_rate(p: Tensor, q: Tensor, F: int, C: float) -> float:
     """
     drafted = saguaro_probabilities(q, F, C)
     order = _ranking(q)
-    rejected, left = residual_law(drafted, p)[order], residual_law(p, drafted)[order]  # [V] laws of either, by rank
+    rejected, left = residual_law(drafted, p)[order], residual_law(p, drafted)[order]  # [V] both distributions, by rank
     if not bool(left.any()):
         return 1.0
-    in_top = float(rejected[:F].sum())  # the residual is 0 at the rejected token: the top F + 1 hit what is prepared
+    in_top = float(rejected[:F].sum())  # the residual is 0 at the rejected token: the top F + 1 cover the plan
     return in_top * float(left[: F + 1].sum()) + (1 - in_top) * float(left[:F].sum())
 
 
 def check_rate(name: str, value: float) -> None:
-    """A probability.
+    """Check a probability.
 
     >>> check_rate("a", 1.2)
     Traceback (most recent call last):
@@ -221,7 +221,7 @@ def check_rate(name: str, value: float) -> None:
 
 
 def check_count(name: str, value: int, least: int = 0) -> None:
-    """A whole number.
+    """Check an integer.
 
     >>> check_count("K", -1)
     Traceback (most recent call last):
@@ -232,7 +232,7 @@ def check_count(name: str, value: int, least: int = 0) -> None:
 
 
 def check_time(name: str, value: float) -> None:
-    """A time in units of one verification.
+    """Check a time in units of one verification.
 
     >>> check_time("T_b", -0.1)
     Traceback (most recent call last):
@@ -243,7 +243,7 @@ def check_time(name: str, value: float) -> None:
 
 
 def check_tokens(name: str, value: float) -> None:
-    """Tokens of a round.
+    """Check a number of tokens per round.
 
     >>> check_tokens("E_p", 0.8)
     Traceback (most recent call last):
@@ -254,5 +254,5 @@ def check_tokens(name: str, value: float) -> None:
 
 
 def _ranking(q: Tensor) -> Tensor:  # [V] -> [V] int64
-    """Tokens by probability, the likeliest first; of equals the lowest."""
+    """Tokens by descending probability; ties to the lowest token."""
     return q.argsort(descending=True, stable=True)

@@ -1,21 +1,21 @@
-"""Which speculated tokens stand: two rules, both exact.
+"""Verification: decide which speculated tokens are accepted. Two rules, both exact.
 
 Shared noise: the target's token at every position is fixed by (logits, parameters, seed, position), so verification is
-comparison. The draft's probabilities are not needed, and the output does not depend on the draft at all.
+a comparison. The draft's probabilities are not needed, and the output does not depend on the draft.
 
 Rejection (the paper's, section 2.1): a token drawn from q is accepted with probability min(1, p/q); the first rejected
-one is replaced by a sample of the residual. The output has the target's law if and only if q is the very distribution
-the token was drawn from; for a token that was not drawn, q is one-hot.
+one is replaced by a sample of the residual. The output has the target's distribution if and only if q is exactly the
+distribution that the token was drawn from; for a token that was not sampled, q is one-hot.
 """
 
 import torch
 from torch import Tensor
 
-BROKEN = -1  # in place of the target's token, where the logits it would be chosen by are not finite
+BROKEN = -1  # replaces the target's token where its logits are not finite
 
 
 def is_broken(logits: Tensor) -> Tensor:  # [..., V] -> [...] bool
-    """Whether no token can be chosen: a logit is NaN or +inf. A token that cannot be said has -inf.
+    """Whether no token can be chosen: a logit is NaN or +inf. (-inf is valid: a token that is excluded.)
 
     >>> is_broken(torch.tensor([[0.0, float("-inf")], [0.0, float("inf")], [float("nan"), 0.0]]))
     tensor([False,  True,  True])
@@ -26,11 +26,11 @@ def is_broken(logits: Tensor) -> Tensor:  # [..., V] -> [...] bool
 def accept(
     targets: Tensor,  # [B, K+1] int64: the target's own token after each accepted prefix
     tokens: Tensor,  # [B, K] int64: the speculation
-    length: Tensor,  # [B] int64: how many of the K are real
+    length: Tensor,  # [B] int64: number of real tokens among the K
 ) -> tuple[Tensor, Tensor]:  # n_accepted [B], bonus [B]
     """Shared noise: accept the longest prefix equal to the target's tokens; the bonus is the target's token after it.
 
-    BROKEN equals no token: what comes before it is accepted, and it is the bonus.
+    BROKEN equals no token: tokens before it can be accepted, and it becomes the bonus.
 
     >>> accept(torch.tensor([[5, 6, 7], [5, 6, 7]]), torch.tensor([[5, 9], [5, 6]]), torch.tensor([2, 2]))
     (tensor([1, 2]), tensor([6, 7]))
@@ -45,10 +45,10 @@ def accept(
 def reject(
     p: Tensor,  # [B, K+1, V]: the target's distribution after each prefix
     q: Tensor,  # [B, K, V]: the distribution each token was drawn from
-    length: Tensor,  # [B] int64: how many of the K are real
+    length: Tensor,  # [B] int64: number of real tokens among the K
     stands: Tensor,  # [B, K] bool: true with the probability acceptance(p, q, tokens)
-) -> tuple[Tensor, Tensor]:  # n_accepted [B], law of the bonus [B, V]
-    """Rejection: accept until a token does not stand; the bonus is drawn from the residual there, or from p at the end.
+) -> tuple[Tensor, Tensor]:  # n_accepted [B], distribution of the bonus [B, V]
+    """Rejection: accept until the first false `stands`. The bonus comes from the residual there, or from p at the end.
 
     >>> p, q = torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]), torch.tensor([[[1.0, 0.0]]])
     >>> reject(p, q, torch.tensor([1]), torch.tensor([[True]]))
@@ -77,7 +77,7 @@ def acceptance(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:  # [..., V], [..
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:  # [..., V], [..., V] -> [..., V]
-    """What is left of p where q took too little: max(p - q, 0), normalised; p itself where nothing is left.
+    """The residual distribution: max(p - q, 0), normalised; p itself where it is all zero.
 
     >>> residual(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.7, 0.1, 0.2]))
     tensor([0., 1., 0.])
@@ -88,6 +88,6 @@ def residual(p: Tensor, q: Tensor) -> Tensor:  # [..., V], [..., V] -> [..., V]
 
 
 def _prefix(matches: Tensor, length: Tensor) -> Tensor:  # [B, K] bool, [B] -> [B]
-    """How many of a row's first `length` matches hold before the first that does not."""
+    """The number of leading true values among a row's first `length` matches."""
     real = torch.arange(matches.shape[1], device=matches.device) < length[:, None]
     return (matches & real).long().cumprod(1).sum(1)

@@ -1,13 +1,13 @@
-"""Attention of branches that fork from one text, as plain torch.
+"""Attention of branches that fork from one text, in plain torch.
 
-A branch sees its trunk up to the fork and its own tokens. All forks of a row lie in the tokens in flight, so everything
-before the first fork is seen by all of its branches without a mask, and what must be masked is a handful of keys:
+A branch sees its trunk up to the fork and its own tokens. All forks of a row lie in the tokens in flight, so all
+branches see every key before the first fork without a mask, and only a few keys must be masked:
 
     positions   0 ---------------- base ---- fork ------------- end
     trunk       |-- seen by all ---|-- seen before the fork ----|
     own                            t c c c    the branch's own tokens, from its fork on
 
-The trunk is read once for all branches of a row, from its pages, and one softmax runs over both parts.
+The trunk is read once from its pages for all branches of a row. One softmax runs over both parts.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from saguaro.model.transformer import KVWrite
 
 @dataclass(frozen=True)
 class Fork:
-    """The branches of one row: neighbours in the step."""
+    """The branches of one row, consecutive in the step."""
 
     pages: Sequence[int]  # of the trunk
     forks: Sequence[int]  # position of each branch's first own token
@@ -35,23 +35,23 @@ class _Group:
     start: int
     stop: int
     trunk: Span
-    base: int  # keys before it are seen by all
-    hidden: Tensor | None  # [m, 1, end - base] additive; None where every branch forks at the end
+    base: int  # all branches see the keys before it
+    hidden: Tensor | None  # [m, 1, end - base] additive; None if every branch forks at the end
 
 
 class BranchAttention:
-    """Branches with keys and values of their own, until one of them is adopted."""
+    """Attention backend for branches. Each branch has its own keys and values until one branch is adopted."""
 
     def __init__(self, trunk: KVCache, spec: ModelSpec, n_branches: int, n_own: int) -> None:
         self._trunk = trunk
         shape = (spec.n_layers, n_branches, n_own, 2 * spec.n_kv_heads, spec.head_dim)
-        # As with the trunk, untouched memory costs nothing on a CPU.
+        # Untouched memory costs nothing on a CPU, as in KVCache.
         self.own = torch.empty(shape, device=trunk.device, dtype=trunk.dtype)
         self._groups: list[_Group] = []
         self._step = 0
 
     def plan(self, rows: Sequence[Fork]) -> None:
-        """Take the branches of the next steps."""
+        """Set the branches of the next steps."""
         self._groups, self._step = [], 0
         start = 0
         for row in rows:
@@ -67,11 +67,11 @@ class BranchAttention:
             start = stop
 
     def advance(self, step: int) -> None:
-        """The next step computes every branch's own token `step`, counted from 0."""
+        """Set the index of the own token that the next step computes for every branch, counted from 0."""
         self._step = step
 
     def place(self, layer: int) -> KVWrite:
-        """Behind the own tokens of each branch."""
+        """See AttentionBackend: after the own tokens of each branch."""
         n = self._groups[-1].stop
         own = self.own[layer, :n]
         kv_index = torch.arange(n, device=own.device) * own.shape[1] + self._step

@@ -1,6 +1,6 @@
-"""Attention on a CPU by cpu.c: every query by itself, straight from the pages.
+"""Attention on a CPU by cpu.c: each query is computed separately, directly from the pages.
 
-What a token gives depends on its text alone, to the bit, whatever else the step holds.
+Invariant: a token's result depends only on its text, bit for bit, not on the rest of the step.
 """
 
 import torch
@@ -16,7 +16,7 @@ from saguaro.model.transformer import KVWrite
 
 
 class NativeAttention:
-    """cpu.c's attend over a cache of float32."""
+    """cpu.c's `attend` over a float32 cache."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache, self._library = cache, native.library()
@@ -24,15 +24,15 @@ class NativeAttention:
         self._places: list[KVWrite] = []
 
     def plan(self, step: Step) -> None:
-        """Find where each token's text lies and how much of it the token sees."""
+        """Compute the KV indices of each row's text, and the number of keys that each token sees."""
         sizes, longest = step.sizes, max(step.lengths)
         self._places = [KVWrite(memory, step.kv_index) for memory in self._cache.layers]
-        self._kv_index = torch.zeros(len(sizes), longest, dtype=torch.int32)  # [R, longest]: of every key
+        self._kv_index = torch.zeros(len(sizes), longest, dtype=torch.int32)  # [R, longest]: KV index of every key
         for row, (pages, length) in enumerate(zip(step.pages, step.lengths, strict=True)):
             self._kv_index[row, :length] = kv_indices(pages, length, self._cache.page_size)
         text = [row for row, n in enumerate(sizes) for _ in range(n)]
         seen = [length - n + 1 + i for n, length in zip(sizes, step.lengths, strict=True) for i in range(n)]
-        self._text, self._seen = torch.tensor([text, seen], dtype=torch.int32)  # [T] each; of keys
+        self._text, self._seen = torch.tensor([text, seen], dtype=torch.int32)  # [T] each: row, keys seen
 
     def place(self, layer: int) -> KVWrite:
         """See AttentionBackend."""
@@ -52,7 +52,7 @@ class NativeAttention:
 
 
 def cpu_attention(cache: KVCache, spec: ModelSpec) -> AttentionBackend:
-    """The attention for a device without kernels of its own: cpu.c's where it can be, or torch's."""
+    """The attention for a device without Triton kernels: cpu.c's where it is supported, else torch's."""
     is_plain = cache.device.type == "cpu" and cache.dtype == torch.float32 and spec.head_dim % 8 == 0
     if is_plain and native.is_there():
         return NativeAttention(cache)

@@ -1,7 +1,7 @@
-"""Attention by kernels that find keys and values through page tables held in tensors.
+"""Paged attention: kernels read keys and values through page tables held in tensors.
 
-What a row computes does not depend on its neighbours, bit for bit (saguaro.kernels.attention), and a step whose
-tensors stay where they are can be captured.
+Invariant: a row's result does not depend on other rows, bit for bit (saguaro.kernels.attention). A step whose tensors
+keep their addresses can be captured.
 """
 
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ LEAST_SPLIT = 128  # keys
 
 @dataclass(frozen=True)
 class Paged:
-    """Where the tokens of a step and the texts they belong to lie."""
+    """The metadata of a step for paged attention."""
 
-    kv_index: Tensor  # [T] int64: where each token's key and value go; -1: nowhere
+    kv_index: Tensor  # [T] int64: where each token's key and value are written; -1: not written
     pages: Tensor  # [R, P] int32
     starts: Tensor  # [R + 1] int32: row r's queries are tokens starts[r] : starts[r + 1], the last of its text
-    lengths: Tensor  # [R] int32: keys the last of them sees, itself included
-    n_queries: int  # most of a row
-    longest: int  # no length is greater
+    lengths: Tensor  # [R] int32: keys that its last query sees, itself included
+    n_queries: int  # upper bound of a row's queries
+    longest: int  # upper bound of lengths
 
 
 class PagedAttention:
-    """Attends to texts on pages, to which a step's keys and values go."""
+    """The attention backend with paged kernels."""
 
     def __init__(self, cache: KVCache, kernels: Kernels, longest: int) -> None:
         self._cache, self._kernels, self._split = cache, kernels, split_of(longest)
-        self._at: Paged  # the next step's
+        self._at: Paged  # of the next step
 
     def plan(self, step: Step) -> None:
-        """Take the next step."""
+        """See AttentionBackend."""
         device, n_pages = self._cache.device, max(map(len, step.pages))
         pages = torch.tensor([[*row, *[0] * (n_pages - len(row))] for row in step.pages], dtype=torch.int32)
         self.plan_paged(
@@ -53,7 +53,7 @@ class PagedAttention:
         )
 
     def plan_paged(self, paged: Paged) -> None:
-        """Take the next step's places, on the device already."""
+        """Plan a step whose metadata is on the device already."""
         self._at = paged
 
     def place(self, layer: int) -> KVWrite:
@@ -71,26 +71,26 @@ class PagedAttention:
 
 @dataclass(frozen=True)
 class Ends:
-    """Rows of K + 1 places at whose end the last tokens of a text stand; padding comes first, and is not kept.
+    """Rows of K + 1 tokens, left-padded; keys and values of padding are not written.
 
-    n = 2 of K = 4    places   . . t s s        t: the text's last token, s: the n tokens after it, .: padding
+    n = 2 of K = 4    tokens   . . t s s        t: the text's last token, s: the n tokens after it, .: padding
     positions                  2 3 4 5 6
     """
 
-    positions: Tensor  # [R, K+1] int64; below 0 where padding has none
+    positions: Tensor  # [R, K+1] int64; may be below 0 for padding
     paged: Paged
 
 
 def ends(
-    text: Tensor,  # [R] int64: tokens of each text; 0: padding, a row that nobody has
-    n: Tensor,  # [R] int64: tokens after it; -1 for such a row
+    text: Tensor,  # [R] int64: tokens of each text; 0: padding row
+    n: Tensor,  # [R] int64: tokens after it; -1: padding row
     steps: Tensor,  # [K+1] int64: 0..K
     pages: Tensor,  # [R, P] int32
-    starts: Tensor,  # [R + 1] int32: where each row's places begin
+    starts: Tensor,  # [R + 1] int32: where each row's tokens begin
     page_size: int,
     longest: int,
 ) -> Ends:
-    """Where the tokens of such rows are."""
+    """Positions and metadata of left-padded rows."""
     k = len(steps) - 1
     positions = (text + n - 1 - k)[:, None] + steps
     kv_index = kv_indices_at(pages, positions, steps >= k - n[:, None], page_size)
@@ -99,7 +99,7 @@ def ends(
 
 
 def from_left(n: Tensor, steps: Tensor) -> Tensor:  # [R], [K+1] -> [R, K+1] int64
-    """The places of a text's last token and of the n tokens after it; beyond them, the last place.
+    """Column indices that left-align such rows: of t and of the n tokens after it, then the last column repeated.
 
     >>> from_left(torch.tensor([1, 2]), torch.arange(3))
     tensor([[1, 2, 2],
@@ -110,7 +110,7 @@ def from_left(n: Tensor, steps: Tensor) -> Tensor:  # [R], [K+1] -> [R, K+1] int
 
 
 def split_of(longest: int) -> int:
-    """Keys of a split, for texts up to this long: so many that there are at most MAX_SPLITS.
+    """Keys of a split, for texts up to this length: such that there are at most MAX_SPLITS splits.
 
     >>> split_of(8192), split_of(131072)
     (256, 4096)
@@ -121,7 +121,7 @@ def split_of(longest: int) -> int:
 def kv_indices_at(
     pages: Tensor, positions: Tensor, is_real: Tensor, page_size: int
 ) -> Tensor:  # [R, P], [R, n], [R, n]
-    """Where the tokens at these positions lie, [R, n] int64; -1 for one that is not real.
+    """KV indices of these positions, [R, n] int64; -1 for padding.
 
     >>> kv_indices_at(torch.tensor([[3, 1]]), torch.tensor([[3, 4]]), torch.tensor([[True, True]]), page_size=4)
     tensor([[15,  4]])

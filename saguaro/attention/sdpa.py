@@ -1,9 +1,9 @@
-"""Attention over paged keys and values: the seam, and the backend that runs everywhere.
+"""Attention over paged keys and values: the backend protocol, and the torch backend for any device.
 
-A backend is planned once per step and run once per layer. The SDPA backend computes every query in the block of BLOCK
-positions it lies in, over the keys up to the end of its tile of TILE positions, whatever else the step holds. So a
-token's result does not depend, to the bit, on the rows beside it, on the chunk it is read in, or on whether it was
-verified with others or decoded alone, whatever the library beneath does with shapes.
+A backend is planned once per step and run once per layer. The SDPA backend always computes a query within its block of
+BLOCK positions, over the keys up to the end of its tile of TILE positions. The shapes given to torch therefore do not
+depend on the step, and a token's result is the same, bit for bit, whatever the other rows and the prompt chunks are,
+and whether the token is verified with others or decoded alone.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ from saguaro.kv.memory import KVCache
 from saguaro.model.transformer import KVWrite
 
 BLOCK = 4  # queries computed together
-TILE = 32  # keys are read up to a multiple of it; those after a query are hidden from it
+TILE = 32  # keys are read up to a multiple of it; keys after the query are masked
 
 
 class AttentionBackend(Protocol):
-    """Attends a step's queries to everything before them, once their keys and values are in the cache."""
+    """Causal attention of a step's queries, after the step's keys and values were written to the cache."""
 
     def plan(self, step: Step) -> None:
-        """Take the next step."""
+        """Plan the next step."""
 
     def place(self, layer: int) -> KVWrite:
-        """Where the step's keys and values go."""
+        """Where the step's keys and values are written."""
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         """q [T, H, d] -> [T, H * d]."""
@@ -37,15 +37,15 @@ class AttentionBackend(Protocol):
 
 @dataclass(frozen=True)
 class Span:
-    """Where the keys and values of a text's first tokens lie, and as many more as make a round number."""
+    """The KV indices of a text's first tokens, padded to a multiple of a unit."""
 
     length: int
-    first: int  # KV index of the first token, if the pages are consecutive in memory: no copy is needed
+    first: int  # KV index of the first token; used if the pages are consecutive in memory: no copy is needed
     kv_index: Tensor | None  # [length] int64; None: the pages are consecutive
 
     @staticmethod
     def of(pages: Sequence[int], length: int, cache: KVCache, unit: int = 1) -> "Span":
-        """The span of a text on these pages, up to a multiple of the unit; after the text comes its beginning again."""
+        """The span of a text on these pages, up to a multiple of the unit; padding repeats the first token."""
         pages, n_more = pages[: -(-length // cache.page_size)], -length % unit
         is_run = n_more == 0 and all(page == pages[0] + i for i, page in enumerate(pages))
         kv_index = None if is_run else kv_indices(pages, length, cache.page_size)
@@ -54,7 +54,7 @@ class Span:
         return Span(length + n_more, pages[0] * cache.page_size, kv_index)
 
     def gather(self, layer: Tensor) -> Tensor:  # [1, H_kv, tokens, d] -> [1, H_kv, length, d]
-        """Its keys, or its values, of one layer."""
+        """The span's keys, or values, of one layer."""
         if self.kv_index is None:
             return layer.narrow(2, self.first, self.length)
         return layer[0].transpose(0, 1).index_select(0, self.kv_index).transpose(0, 1)[None]
@@ -62,7 +62,7 @@ class Span:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Queries that read as many keys.
+    """Queries of one tile: all read the same keys.
 
     positions   |--------------------------------|------- tile -------|
     blocks                                       |....|..qq|qqqq|q...|
@@ -71,7 +71,7 @@ class _Tile:
 
     start: int  # of the queries in the flat step
     stop: int
-    n_before: int  # padding, up to the block's begin and end
+    n_before: int  # padding queries, to the start of the first block and to the end of the last
     n_after: int
     mask: Tensor  # [blocks, 1, BLOCK * G, keys] additive
 
@@ -88,12 +88,12 @@ class SDPAttention:
     """torch's scaled_dot_product_attention, tile by tile."""
 
     def __init__(self, cache: KVCache, group: int) -> None:
-        self._cache, self._group = cache, group  # G query heads share a key head
+        self._cache, self._group = cache, group  # group: query heads per key head
         self._rows: list[_Row] = []
         self._kv_index = torch.empty(0, dtype=torch.int64)
 
     def plan(self, step: Step) -> None:
-        """Find each row's keys and masks."""
+        """See AttentionBackend."""
         self._kv_index = step.kv_index
         self._rows = [self._row(step, index) for index in range(len(step.lengths))]
 
@@ -123,7 +123,7 @@ class SDPAttention:
 
 
 def kv_indices(pages: Sequence[int], length: int, page_size: int) -> Tensor:  # [length] int64
-    """Where in the KV memory each token of a text lies.
+    """The KV index of each token of a text.
 
     >>> kv_indices([3, 1], 6, page_size=4)
     tensor([12, 13, 14, 15,  4,  5])
@@ -133,7 +133,7 @@ def kv_indices(pages: Sequence[int], length: int, page_size: int) -> Tensor:  # 
 
 
 def block_masks(first: int, last: int, n_keys: int) -> Tensor:  # [blocks, 1, BLOCK, n_keys]
-    """Additive masks of the blocks first : last of positions: 0 where a key is not after the query, else -inf.
+    """Additive masks of the position blocks first : last: 0 where the key is not after the query, else -inf.
 
     >>> block_masks(0, 1, 6)[0, 0, 1:3]
     tensor([[0., 0., -inf, -inf, -inf, -inf],

@@ -1,4 +1,4 @@
-"""A step: what a model computes at once, as flat arrays, every row's tokens one after the other.
+"""A step: the tokens of one forward pass as flat arrays, one row after the other.
 
 row              0            1         2
 tokens     | t t t t t | t s s s | t s s s |      t: text, s: speculated
@@ -20,21 +20,21 @@ class Segment:
     """One row's share of a step."""
 
     tokens: Sequence[int]  # to compute: text, then speculated
-    start: int  # position of the first of them
-    pages: Sequence[int]  # of the whole sequence, at least up to the last of them
-    n_wanted: int  # how many logits, counted from the end
+    start: int  # position of the first token
+    pages: Sequence[int]  # of the sequence, at least up to the last token
+    n_wanted: int  # number of last tokens whose logits are needed
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step, ready for a model: T tokens, R rows, logits at L of the tokens."""
+    """The input of a forward pass: T tokens, R rows, logits at L of the tokens."""
 
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     kv_index: Tensor  # [T] int64
     logits_at: Tensor  # [L] int64
     starts: list[int]  # [R + 1]
-    lengths: list[int]  # [R] text positions a row's last token sees, itself included
+    lengths: list[int]  # [R] keys that a row's last token sees, itself included
     pages: list[Sequence[int]]  # [R]
 
     @property
@@ -44,7 +44,7 @@ class Step:
 
 
 def make_step(segments: Sequence[Segment], page_size: int, device: torch.device) -> Step:
-    """Lay rows out one after the other.
+    """Flatten rows into a step.
 
     >>> row = Segment(tokens=[7, 8, 9], start=3, pages=[5, 2], n_wanted=2)
     >>> step = make_step([row], page_size=4, device=torch.device("cpu"))

@@ -1,6 +1,6 @@
-"""Which cores and how many threads the target's steps run with, where the draft has cores of its own.
+"""CPU affinity and thread count of the target's steps when the draft has its own cores.
 
-Cores and threads belong to the process and not to an engine, so they are set for the time of a step and put back after.
+Both are settings of the process, not of an engine, so they are set for the duration of a step and restored after it.
 """
 
 import os
@@ -11,7 +11,7 @@ import torch
 
 
 def usable_cores() -> list[int]:
-    """The CPU cores this process may use.
+    """The CPU cores that this process may use.
 
     >>> len(usable_cores()) >= 1
     True
@@ -23,7 +23,7 @@ def usable_cores() -> list[int]:
 
 @dataclass
 class Affinity:
-    """Cores and threads for what runs inside; None leaves them as they are."""
+    """Context manager that sets cores and threads; None leaves them unchanged."""
 
     cores: frozenset[int] | None = None
     threads: int | None = None
@@ -50,7 +50,7 @@ class Affinity:
 
 
 def split_cores(cores: list[int], n_draft: int) -> tuple[frozenset[int], list[int]]:
-    """The target's cores and the draft's: the last ones, of which the target keeps at least one.
+    """The target's and the draft's cores. The draft gets the last n_draft; with too few cores both share all of them.
 
     >>> split_cores([0, 1, 2, 3], 1)
     (frozenset({0, 1, 2}), [3])

@@ -1,7 +1,7 @@
-"""Fixed sequences of device work: captured once for each shape, then replayed by one launch.
+"""CUDA graphs, streams, pinned host copies and events. A graph is captured once per shape and replayed by one launch.
 
-A function that is captured reads and writes tensors that stay where they are, and asks nothing of the host. Where
-there is no CUDA it is simply called, so that everything above runs, and is tested, on a CPU.
+A captured function reads and writes tensors at fixed addresses and does not synchronise with the host. Without CUDA it
+is called directly, so that the code above also runs, and is tested, on a CPU.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -10,31 +10,31 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # batch sizes that are captured; a batch is padded to the next
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # captured batch sizes; a batch is padded to the next one
 
 
 class Graphs:
-    """Captured functions by key, replayed on the current stream."""
+    """Captured graphs by key, replayed on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
     def run(self, key: Hashable, function: Callable[[], None]) -> None:
-        """Do what this function did when the key was first seen; it must be the same function each time."""
+        """Run and capture the function on a key's first call; later calls pass the same function and replay it."""
         if not self._is_cuda:
             function()
         elif key in self._graphs:
             self._graphs[key].replay()
         else:
-            function()  # it does its work, and kernels are compiled on the way
+            function()  # does this call's work and compiles the kernels
             self._graphs[key] = self._capture(function)
 
     def _capture(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
-        # Kernels keep the priority of the stream they are captured on; the default stream cannot be captured on.
+        # Kernels keep the priority of the stream on which they are captured; the default stream cannot be captured.
         current = torch.cuda.current_stream()
         stream = None if current == torch.cuda.default_stream() else current
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
@@ -43,19 +43,19 @@ class Graphs:
 
 
 class SideStream:
-    """A stream beside the current one, served first wherever both have work; without CUDA there is but one."""
+    """A second stream of higher priority; without CUDA there is only one stream."""
 
     def __init__(self, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device, priority=-1) if is_cuda else None
 
     def __call__(self) -> AbstractContextManager[object]:
-        """Whatever is launched inside follows what was launched here before, and nothing else."""
+        """Context in which work is launched on this stream; it is ordered only after earlier work of this stream."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
 class Mirror:
-    """A tensor on a device and the same on the host: written on one side, read on the other."""
+    """A tensor on the device and its pinned copy on the host: one side writes, the other reads."""
 
     def __init__(self, shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
         pinned = device.type == "cuda"
@@ -63,34 +63,34 @@ class Mirror:
         self.device = torch.zeros_like(self.host, device=device) if pinned else self.host
 
     def send(self, n: int) -> None:
-        """Copy the first n rows to the device, behind what is launched already."""
+        """Copy the first n rows to the device, after the work already launched."""
         if self.device is not self.host:
             self.device[:n].copy_(self.host[:n], non_blocking=True)
 
     def fetch(self, n: int) -> None:
-        """Copy the first n rows to the host; they are there once the stream has come so far."""
+        """Copy the first n rows to the host; they are valid when the stream has reached this point."""
         if self.device is not self.host:
             self.host[:n].copy_(self.device[:n], non_blocking=True)
 
 
 class Moment:
-    """A point in a stream that can be waited for; without CUDA it has always come."""
+    """A CUDA event; without CUDA it is always complete."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
 
     def mark(self) -> None:
-        """It is here, on the current stream."""
+        """Record the event on the current stream."""
         if self._event is not None:
             self._event.record()
 
     def wait(self) -> None:
-        """Wait until it has come."""
+        """Wait until the event is complete."""
         if self._event is not None:
             self._event.synchronize()
 
     def since(self, earlier: "Moment") -> float | None:
-        """Seconds from an earlier moment to this one, both come; None without CUDA."""
+        """Seconds from an earlier event to this one, both complete; None without CUDA."""
         if self._event is None or earlier._event is None:
             return None
         return float(earlier._event.elapsed_time(self._event)) / 1000
@@ -106,7 +106,7 @@ def bucket(n: int) -> int:
 
 
 def as_float(bits: Tensor) -> Tensor:  # int64 -> float32
-    """Numbers that travelled among whole ones, as their bits.
+    """Reinterpret float32 bits that were packed into integers.
 
     >>> as_float(torch.tensor([0x3F800000]))
     tensor([1.])

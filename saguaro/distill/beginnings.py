@@ -1,4 +1,4 @@
-"""How messages begin that the target is to finish, written by us: of many kinds, so that its questions are."""
+"""Beginnings of user messages for the target to complete: written by us, of many kinds, to vary its questions."""
 
 BEGINNINGS = (
     # to write

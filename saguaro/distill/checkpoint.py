@@ -1,6 +1,6 @@
-"""A training on disk: the numbers of a step, and a small file that names them once they are whole.
+"""Checkpoints of a training run: the tensors of a step, and a small file that names them once they are complete.
 
-checkpoint.json                       step, recipe, what came before; replaced last, at once
+checkpoint.json                       step, recipe, reports so far; replaced last, atomically
 checkpoint-00000200.safetensors       weights, and the optimizer's two averages of each
 """
 
@@ -19,29 +19,29 @@ from saguaro.model.files import read_json
 from saguaro.model.weights import save_tensors, write_whole
 
 FILE = "checkpoint.json"
-AVERAGES = ("exp_avg", "exp_avg_sq")  # as AdamW calls them
+AVERAGES = ("exp_avg", "exp_avg_sq")  # AdamW's names
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step of training, over the positions of the target's own tokens but for the loss, which is over all."""
+    """Figures of one training step, over positions of the target's own tokens; the loss is over all positions."""
 
     loss: float
-    agreement: float  # share of positions where both find the same token likeliest
+    agreement: float  # share of positions where both have the same argmax
     acceptance: float  # mean of sum(min(p, q))
 
 
 class Checkpoint:
-    """Where a training keeps its state."""
+    """The state of a training run on disk."""
 
     def __init__(self, folder: Path, made_by: dict[str, Any]) -> None:
         self._folder = folder
-        self._made_by = made_by  # what must be the same for a training to go on
+        self._made_by = made_by  # must be equal to resume
 
     def save(
         self, weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, reports: list[StepReport]
     ) -> None:
-        """Write the state after as many steps as there are reports; an older one goes."""
+        """Write the state after len(reports) steps, and remove older ones."""
         name = f"checkpoint-{len(reports):08d}.safetensors"
         tensors: dict[str, Tensor] = dict(weights)
         for weight_name, weight in weights.items():
@@ -54,7 +54,7 @@ class Checkpoint:
                 path.unlink()
 
     def restore(self, weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> list[StepReport]:
-        """Put back what was saved and return the reports until then; nothing and none where nothing was saved."""
+        """Restore the saved state and return its reports; without a saved state, return [] and change nothing."""
         if not (self._folder / FILE).exists():
             return []
         content = read_json(self._folder / FILE)

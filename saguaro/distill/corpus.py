@@ -1,12 +1,12 @@
-"""The texts a draft learns from: prompts and what the target said after them, on disk.
+"""Training texts on disk: prompts and the target's continuations.
 
-A corpus is a folder of shards. A shard is written under another name and renamed when it is whole, so what an
-interrupted run leaves can be read and added to.
+A corpus is a folder of shards. A shard is written under a temporary name and renamed when it is complete, so the
+result of an interrupted run can be read and extended.
 
     texts-00000.safetensors
       tokens     [T] int32      all texts, one after another
       starts     [N+1] int64    text i is tokens[starts[i] : starts[i+1]]
-      n_prompts  [N] int32      of which so many are the prompt
+      n_prompts  [N] int32      the first n_prompts[i] tokens of text i are its prompt
 """
 
 import os
@@ -42,17 +42,17 @@ class Text:
 
     @property
     def prompt(self) -> list[int]:
-        """What the target was given."""
+        """The target's input."""
         return self.tokens[: self.n_prompt]
 
     @property
     def continuation(self) -> list[int]:
-        """What it said, the end of text included where it came to that."""
+        """The target's output, with the end-of-text token if it was generated."""
         return self.tokens[self.n_prompt :]
 
 
 class Corpus:
-    """The texts of a folder, in the order they were added; a folder that is not there is made."""
+    """The texts of a folder, in the order they were added. A missing folder is created."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,12 +62,12 @@ class Corpus:
         except OSError as e:
             raise CorpusError(f"cannot keep texts in {folder} ({e.strerror}); choose another folder") from e
         self._shards = [_read(path) for path in paths]
-        self._ends: list[int] = []  # texts in each shard and those before it
+        self._ends: list[int] = []  # number of texts up to the end of each shard
         for shard in self._shards:
             self._ends.append(len(self) + len(shard.n_prompts))
 
     def __len__(self) -> int:
-        """How many texts there are."""
+        """Number of texts."""
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> Text:
@@ -102,7 +102,7 @@ class Corpus:
         return total
 
     def append(self, texts: Sequence[Text]) -> None:
-        """Write texts as a new shard, whole or not at all."""
+        """Write texts as a new shard, atomically."""
         if not texts:
             return
         shard = _pack(texts)
@@ -120,7 +120,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class _Shard:
-    """Some texts, as they are stored."""
+    """Some texts in their stored form."""
 
     tokens: Tensor  # [T] int32
     starts: Tensor  # [N+1] int64
@@ -135,7 +135,7 @@ class _Shard:
         return self.tokens[torch.arange(len(self.tokens)) >= begins]
 
     def is_consistent(self) -> bool:
-        """Whether starts rise from 0 to the number of tokens and every prompt lies in its text."""
+        """Whether starts go from 0 to the number of tokens, and every prompt is within its text."""
         if len(self.starts) != len(self.n_prompts) + 1:
             return False
         bounds = [int(self.starts[0]), int(self.starts[-1])] == [0, len(self.tokens)]
@@ -157,7 +157,7 @@ def _shard_path(folder: Path, number: int) -> Path:
 
 
 def _shard_paths(folder: Path) -> list[Path]:
-    """The shards of a folder, none missing between the first and the last."""
+    """The shards of a folder; an error if one is missing in between."""
     names = [re.fullmatch(r"texts-(\d{5,})\.safetensors", path.name) for path in folder.iterdir()]
     numbers = {int(match[1]) for match in names if match}
     for number in range(len(numbers)):
@@ -187,7 +187,7 @@ def _read(path: Path) -> _Shard:
 
 
 def _write(shard: _Shard, path: Path) -> None:
-    """Write a shard beside its place, then move it there."""
+    """Write a shard under a temporary name, then rename it."""
     from safetensors.torch import save
 
     tensors = {name: getattr(shard, name) for name in _DTYPES}
@@ -196,7 +196,7 @@ def _write(shard: _Shard, path: Path) -> None:
         with partial.open("wb") as file:
             file.write(save(tensors, metadata={"format": FORMAT}))
             file.flush()
-            os.fsync(file.fileno())  # the name must not reach the disk before the bytes
+            os.fsync(file.fileno())  # the content must be on disk before the rename
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""What a draft loses against its target, and what speculation would accept of it, position by position.
+"""Loss of a draft against its target, and its acceptance rate, per position.
 
-p is the target's distribution over all tokens, q the draft's over those of its head. Speculation accepts a token with
-probability sum(min(p, q)) (Leviathan et al., 2023).
+p is the target's distribution over all tokens, q the draft's over the tokens of its head. Speculation accepts a token
+with probability sum(min(p, q)) (Leviathan et al., 2023).
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the target says at some positions, on the draft's tokens."""
+    """The target's distribution at some positions, on the draft's tokens."""
 
     log_p: Tensor  # [n, R] float32: not renormalised
-    best: Tensor  # [n] int64: the target's likeliest token, of all
+    best: Tensor  # [n] int64: the target's argmax over all tokens
 
 
 def lesson(logits: Tensor, ids: Tensor) -> Lesson:  # [n, V] float32, [R] int64
-    """The target's logits on the draft's tokens.
+    """The target's distribution on the draft's tokens, from its logits.
 
     >>> lesson(torch.tensor([[1.0, 3.0, 1.0]]), torch.tensor([0, 2])).log_p.exp().sum() < 0.3
     tensor(True)
@@ -28,7 +28,7 @@ def lesson(logits: Tensor, ids: Tensor) -> Lesson:  # [n, V] float32, [R] int64
 
 
 def kl(taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [n]
-    """KL(p', q), p' being p on the draft's tokens and renormalised, weighted by p's mass there.
+    """KL(p', q), weighted by p's mass on the draft's tokens; p' is p restricted to these tokens and renormalised.
 
     >>> half = torch.tensor([[0.25, 0.25]]).log()  # the other half is elsewhere
     >>> kl(Lesson(half, torch.tensor([0])), torch.tensor([[0.5, 0.5]]).log())
@@ -40,7 +40,7 @@ def kl(taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [n]
 
 
 def acceptance(taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [n]
-    """sum(min(p, q)); one minus it is the total variation.
+    """sum(min(p, q)), which is 1 minus the total variation distance.
 
     >>> taught = Lesson(torch.tensor([[0.2, 0.5]]).log(), torch.tensor([1]))
     >>> acceptance(taught, torch.tensor([[0.6, 0.4]]).log())
@@ -50,5 +50,5 @@ def acceptance(taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [n]
 
 
 def agreement(taught: Lesson, log_q: Tensor, ids: Tensor) -> Tensor:  # [n, R], [R] -> [n] float32
-    """1 where both find the same token likeliest."""
+    """1 where both have the same argmax."""
     return (ids[log_q.argmax(1)] == taught.best).float()

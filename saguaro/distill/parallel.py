@@ -1,6 +1,6 @@
-"""Whole texts at once, with gradients: the products and the attention under which a Transformer is trained.
+"""Products and attention for training a Transformer: whole texts in one pass, with gradients.
 
-Nothing is changed in place and nothing is cached; the arithmetic is that of the engine's own path.
+There are no in-place operations and no KV cache; the arithmetic is that of inference.
 """
 
 import torch
@@ -11,17 +11,17 @@ from saguaro.model.transformer import KVWrite, QKNormRope, Residual, Transformer
 
 
 class Parallel:
-    """Products and Attention of texts that lie one after another, all of one length: a token sees those before it.
+    """Products and causal Attention of concatenated texts of equal length.
 
-    A shorter text is padded behind its end, where none of its tokens looks. One object serves one forward.
+    Shorter texts are right-padded, so their tokens never see padding. Use one object per forward pass.
     """
 
     def __init__(self, n_texts: int) -> None:
         self._n_texts = n_texts  # B
-        self._keys = self._values = torch.empty(0)  # [B * L, H_kv, d] of the layer at work
+        self._keys = self._values = torch.empty(0)  # [B * L, H_kv, d] of the current layer
 
     def place(self, layer: int) -> KVWrite:
-        """Nowhere: keys and values are kept by read_heads."""
+        """Unused: read_heads keeps keys and values."""
         return KVWrite(torch.empty(0), torch.empty(0, dtype=torch.int64))
 
     def run(self, layer: int, q: Tensor) -> Tensor:
@@ -32,12 +32,12 @@ class Parallel:
         return out.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def begin(self, x: Tensor, norm: Tensor, eps: float) -> Residual:
-        """See Products; a stream that begins in another dtype than the weights' (a lent embedding) takes theirs."""
+        """See Products; x is converted to the weights' dtype, which a shared embedding may not have."""
         x = x.to(norm.dtype)
         return Residual(x, F.rms_norm(x, x.shape[-1:], norm, eps))
 
     def read(self, stream: Residual, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-        """See Products; made in out_dtype, and not rounded before: half precision cannot tell large logits apart."""
+        """See Products; computed in out_dtype throughout, since half precision cannot distinguish large logits."""
         product = torch.mm(stream.read.to(out_dtype), weight.to(out_dtype))
         return (product if bias is None else product + bias).to(out_dtype)
 
@@ -65,7 +65,7 @@ class Parallel:
 
 
 def hidden_states(model: Transformer, tokens: Tensor) -> Tensor:  # [B, L] int64 -> [B * L, D]
-    """What the model holds after each token of each text, before the last norm."""
+    """Hidden states of all tokens, before the last norm."""
     n_texts, length = tokens.shape
     positions = torch.arange(length, device=tokens.device).repeat(n_texts)
     by = Parallel(n_texts)
@@ -74,7 +74,7 @@ def hidden_states(model: Transformer, tokens: Tensor) -> Tensor:  # [B, L] int64
 
 
 def _turned(heads: Tensor, norm: Tensor | None, turn: QKNormRope) -> Tensor:  # [T, h, d] -> the same
-    """Heads after their norm, where they have one, and their rotation (see saguaro.model.transformer.rotate_)."""
+    """Heads after their optional norm and rope (see saguaro.model.transformer.apply_rope_)."""
     if norm is not None:
         heads = F.rms_norm(heads, heads.shape[-1:], norm, turn.eps)
     return heads * turn.cos + heads.roll(heads.shape[-1] // 2, -1) * turn.sin

@@ -1,4 +1,4 @@
-"""How a draft is trained: every number that decides what comes out, beside the target and the texts."""
+"""The hyperparameters of training. Together with the target and the texts they determine the result."""
 
 import math
 from dataclasses import dataclass

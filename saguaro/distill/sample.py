@@ -1,7 +1,7 @@
-"""Sample the target: its own continuations of prompts, into a corpus.
+"""Sample the target: write its continuations of prompts into a corpus.
 
-Which prompt text i continues, at what temperature and with what seed, follows from i. Texts are made shard by shard, a
-shard's together and nothing beside them, so a run that was interrupted and resumed gives what one run gives.
+Prompt, temperature and seed of text i are functions of i. Texts are sampled shard by shard, and only the texts of one
+shard run together, so an interrupted and resumed run gives the same texts as an uninterrupted one.
 """
 
 import time
@@ -21,7 +21,7 @@ STAGE = "sampling the target"
 
 
 class Said(Protocol):
-    """What saguaro.serve's Result is to this module."""
+    """The part of saguaro.engine.results.Result that this module uses."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -29,36 +29,36 @@ class Said(Protocol):
 
 
 class Serving(Protocol):
-    """What saguaro.serve's Engine is to this module."""
+    """The part of saguaro.engine.engine.Engine that this module uses."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The target's."""
+        """The target's tokenizer."""
 
     @property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end a text."""
 
     def check(self, tokens: Sequence[int], params: SamplingParams) -> None:
-        """Raise if such a prompt cannot be served."""
+        """Raise if the prompt cannot be served."""
 
 
 class Target(Protocol):
-    """What saguaro.LLM is to this module, which lies below it."""
+    """The part of saguaro.LLM that this module uses."""
 
     @property
     def engine(self) -> Serving:
-        """Its engine."""
+        """The engine."""
 
     def as_finished(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
     ) -> Iterator[tuple[int, Said]]:
-        """Run prompts together; (index, result) of each as soon as it finishes."""
+        """Run prompts together; yield (index, result) of each as soon as it finishes."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a run added to a corpus."""
+    """Statistics of a sampling run."""
 
     n_texts: int
     n_tokens: int  # of the continuations
@@ -81,10 +81,10 @@ def sample(
     temperatures: Sequence[float],
     seed: int = 0,
     chat: bool = True,
-    n_shard: int = 64,  # texts made and written together; several times the engine's rows keep those busy
+    n_shard: int = 64,  # texts sampled and written together; several times the engine's rows, to keep these busy
     progress: Progress = lambda *_: None,
 ) -> Sampled:
-    """Add texts until the corpus holds n_texts; progress counts them. Prompts that do not fit are skipped."""
+    """Add texts until the corpus has n_texts; progress counts them. Prompts that do not fit are skipped."""
     if not temperatures:
         raise ConfigError("temperatures is empty; give at least one, 0 for greedy")
     kinds = [SamplingParams(max_tokens=max_tokens, temperature=value, seed=seed) for value in temperatures]
@@ -103,7 +103,7 @@ def sample(
 def extend(
     llm: Target, plan: "Plan", corpus: Corpus, n_texts: int, n_shard: int, progress: Callable[[int, int], None]
 ) -> None:
-    """Add the plan's next texts until the corpus holds n_texts."""
+    """Add the plan's next texts until the corpus has n_texts."""
     if n_shard < 1:
         raise ConfigError(f"n_shard is {n_shard}; it must be at least 1")
     _check_origin(corpus, plan, n_texts)
@@ -116,7 +116,7 @@ def extend(
 
 @dataclass(frozen=True)
 class Plan:
-    """What text i is made of.
+    """Prompt and parameters of text i.
 
     >>> plan = Plan([[5], [6]], max_tokens=8, temperatures=(0.0, 1.0), seed=3)
     >>> [plan.prompt(i)[0] for i in range(6)], [plan.temperature(i) for i in range(6)]
@@ -133,7 +133,7 @@ class Plan:
         return self.prompts[i % len(self.prompts)]
 
     def temperature(self, i: int) -> float:
-        """Temperatures are cycled, beginning with another one each time a prompt comes; it is greedy only once."""
+        """Temperatures are cycled, with another start in each pass over the prompts; a prompt is greedy only once."""
         cycle, index = divmod(i, len(self.prompts))
         choice = self.temperatures
         if cycle >= len(choice):
@@ -141,7 +141,7 @@ class Plan:
         return choice[(index + cycle) % len(choice)]
 
     def params(self, i: int) -> SamplingParams:
-        """How text i is decoded."""
+        """The sampling parameters of text i."""
         own = rng.derive_seed(self.seed, i)
         return SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature(i), seed=own)
 
@@ -149,7 +149,7 @@ class Plan:
 def encode(
     engine: Serving, prompts: Sequence[str], params: SamplingParams, n: int, chat: bool
 ) -> tuple[list[list[int]], int]:
-    """The first n prompts that can be served, in tokens; and how many before them cannot."""
+    """The tokens of the first n prompts that can be served, and the number of skipped ones before them."""
     tokenizer = engine.tokenizer
     found: list[list[int]] = []
     n_skipped, why = 0, "there are none"
@@ -169,7 +169,7 @@ def encode(
 
 
 def _check_origin(corpus: Corpus, plan: Plan, n_texts: int) -> None:
-    """Texts that are there already must be of these prompts, or what is added would be of something else."""
+    """Check that existing texts come from these prompts."""
     for i, text in enumerate(corpus):
         if i < n_texts and text.prompt != plan.prompt(i):
             raise CorpusError(
@@ -179,11 +179,11 @@ def _check_origin(corpus: Corpus, plan: Plan, n_texts: int) -> None:
 
 
 def _continue(llm: Target, plan: Plan, indices: range, done: Callable[[int], None]) -> list[Text]:
-    """The texts of these indices, made together."""
+    """Sample the texts of these indices together."""
     prompts = [plan.prompt(i) for i in indices]
     running = llm.as_finished(prompts, [plan.params(i) for i in indices])
     outputs: dict[int, list[int]] = {}
-    # Closed even where `done` raises: what is left of a shard must not run on beside the next.
+    # Closed even if `done` raises: the rest of a shard must not run together with the next.
     with closing(cast(Generator[tuple[int, Said], None, None], running)):
         for place, result in running:
             outputs[place] = result.token_ids

@@ -1,7 +1,7 @@
-"""Prompts for those who have none: templates, written by us, whose fields are drawn.
+"""Built-in prompts: templates, written by us, with random fields.
 
-<topic> draws from the list of that name, <3-9> a number. A field that occurs twice in a prompt is drawn once; <name'>
-is another name than <name>. What is drawn may have fields itself. No prompt is of a benchmark.
+<topic> draws from the list of that name, <3-9> draws a number. A field that occurs twice in a prompt is drawn once;
+<name'> differs from <name>. A drawn text may have fields itself. No prompt is from a benchmark.
 """
 
 import random
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 from saguaro.errors import ConfigError
 
-PER_TEMPLATE = 1000  # distinct prompts taken from each; every template has many more
+PER_TEMPLATE = 1000  # distinct prompts used per template; every template has many more
 
 
 def seed_prompts(n: int, seed: int = 0) -> list[str]:
-    """n distinct prompts, the same for the same seed; fewer are the beginning of more.
+    """n distinct prompts, determined by the seed; a smaller n gives a prefix.
 
     >>> seed_prompts(3) == seed_prompts(5)[:3], len(set(seed_prompts(200)))
     (True, 200)
@@ -25,14 +25,14 @@ def seed_prompts(n: int, seed: int = 0) -> list[str]:
     order = random.Random(f"{seed} order")
     prompts: list[str] = []
     while len(prompts) < n:
-        # In another order each time: what else is cycled along the prompts must not meet the same templates always.
+        # Reshuffled in each pass, so that other settings that cycle over the prompts are not tied to templates.
         order.shuffle(each)
         prompts += [next(drawn) for drawn in each]
     return prompts[:n]
 
 
 def fill(template: str, rng: random.Random) -> str:
-    """A template with its fields drawn.
+    """A template with its fields filled in.
 
     >>> fill("<2-2> and <2-2>", random.Random(0))
     '2 and 2'
@@ -62,7 +62,7 @@ def _draw(field: str, drawn: dict[str, str], rng: random.Random) -> str:
 
 
 def _distinct(template: str, rng: random.Random) -> Iterator[str]:
-    """Prompts of one template, none twice."""
+    """Distinct prompts of one template."""
     seen = set[str]()
     while True:
         prompt = fill(template, rng)

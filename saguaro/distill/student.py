@@ -1,10 +1,10 @@
-"""A draft made out of its target: some of its layers, some rows of its head, and its embedding, which is shared.
+"""A draft made from its target: some of its layers, some rows of its head, and its embedding, which is shared.
 
-    config.json              the target's with fewer layers, and "saguaro": {"embedding": "target"}
+    config.json              the target's with fewer layers, plus "saguaro": {"embedding": "target"}
     model.safetensors        layers, last norm and head rows in half precision or int8; no embedding
     token_map.safetensors    the token of each row of the head
 
-config.json is written last and an older one removed first: a folder that has one is whole.
+An older config.json is removed first and the new one is written last: a folder with config.json is complete.
 """
 
 import json
@@ -27,7 +27,7 @@ from saguaro.model.weights import destinations, save_tensors, write_whole
 
 
 def pick_layers(n_target: int, n: int) -> list[int]:
-    """The layers of the target that a draft of n layers begins with: first, last and evenly between.
+    """The target layers from which a draft of n layers is initialised: first, last and evenly between.
 
     >>> pick_layers(30, 4), pick_layers(30, 1)
     ([0, 10, 19, 29], [0])
@@ -40,7 +40,7 @@ def pick_layers(n_target: int, n: int) -> list[int]:
 def make_student(
     target: Transformer,
     layers: Sequence[int],
-    ids: Tensor,  # [head rows] int64: the tokens it can say
+    ids: Tensor,  # [head rows] int64: the tokens of its head
     dtype: torch.dtype = torch.float32,
 ) -> Transformer:
     """Copies of these layers, the last norm and these rows of the head; the embedding is the target's tensor."""
@@ -64,7 +64,7 @@ def make_student(
 
 @torch.no_grad()
 def with_head(student: Transformer, target: Transformer, ids: Tensor) -> Transformer:  # [head rows] int64
-    """The student with a head of these tokens: rows it has stay as they are, the others are the target's."""
+    """The student with a head of these tokens: rows that it has are kept, the others are copied from the target."""
     assert student.token_map is not None
     changed = make_student(target, [0] * student.spec.n_layers, ids, student.head.dtype)
     changed.frequencies = student.frequencies
@@ -73,14 +73,14 @@ def with_head(student: Transformer, target: Transformer, ids: Tensor) -> Transfo
     changed.norm.copy_(student.norm)
     row = torch.full((target.spec.n_vocab,), -1, device=student.device)
     row[student.token_map] = torch.arange(len(student.token_map), device=student.device)
-    row = row[ids.to(student.device)]  # of the student's head, [head rows]
+    row = row[ids.to(student.device)]  # row in the student's head, [head rows]
     changed.head[:, row >= 0] = student.head[:, row[row >= 0]]
     return changed
 
 
 def save_student(student: Transformer, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write a folder that `--draft` takes, in the half precision that loses less unless a dtype is given; in int8 its
-    matrices are."""
+    """Write a folder for `--draft`, in this dtype (None: the half precision that loses less). With int8, other tensors
+    than matrices are in half precision."""
     weights = {name: place for name, place in destinations(student).items() if name != EMBEDDING}
     half = half_for(weights)
     dtype = dtype or half
@@ -101,7 +101,7 @@ def save_student(student: Transformer, folder: Path, dtype: torch.dtype | None =
 
 
 def half_for(weights: Mapping[str, Tensor]) -> torch.dtype:
-    """float16 or bfloat16, whichever changes these weights less.
+    """float16 or bfloat16, whichever has the smaller rounding error on these weights.
 
     >>> half_for({"usual": torch.tensor([0.1])}), half_for({"too large for float16": torch.tensor([0.1, 1e5])})
     (torch.float16, torch.bfloat16)
@@ -130,7 +130,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
         "max_position_embeddings": spec.max_length,
         "rope_parameters": _rope_config(spec.rope),
         "tie_word_embeddings": spec.is_tied,
-        "attention_bias": spec.has_qkv_bias and spec.architecture != "Qwen2ForCausalLM",  # which always has them
+        "attention_bias": spec.has_qkv_bias and spec.architecture != "Qwen2ForCausalLM",  # Qwen2 always has them
         "mlp_bias": spec.has_mlp_bias,
         "hidden_act": "silu",
         "sliding_window": None,
@@ -148,10 +148,10 @@ def _copy(target: Transformer, layers: Sequence[int], ids: Tensor, student: Tran
 
 
 def _about(student: Transformer) -> dict[str, Any]:
-    """What config.json says beside the model's numbers: whose embedding it is, and rotations that no number gives."""
+    """The `saguaro` object of config.json: the embedding's owner, and rope frequencies if rope_parameters differ."""
     usual = student.spec.rope.frequencies(student.spec.head_dim)
     own = student.frequencies.cpu()
-    odd = {} if own.equal(usual) else {"frequencies": own.tolist()}  # a GGUF file has divisors of its own
+    odd = {} if own.equal(usual) else {"frequencies": own.tolist()}  # from a GGUF file with rope divisors
     return {"embedding": "target", **odd}
 
 

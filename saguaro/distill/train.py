@@ -1,7 +1,7 @@
-"""Training a draft on its target's texts, by the target's own distribution.
+"""Train a draft on its target's texts, with the target's distribution as labels.
 
-Texts are taught as the target said them and not as the draft would have gone on: a draft's later token counts only
-where all before it were accepted, and then they are the target's.
+Texts are the target's, not the draft's own continuations: a draft's token matters only if all tokens before it were
+accepted, and these are the target's.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ from saguaro.model.transformer import Transformer
 from saguaro.types import Progress
 
 STAGE = "training the draft"
-SAVE_SECONDS = 60.0  # what an interruption may cost; writing takes seconds too
-CHUNK = 2**26  # most logits of the target at a time
+SAVE_SECONDS = 60.0  # most work lost by an interruption; writing takes seconds
+CHUNK = 2**26  # most target logits at a time
 
 
 def train(
@@ -36,12 +36,12 @@ def train(
     *,
     folder: Path,
     progress: Progress = lambda *_: None,
-    watch: Callable[[int, StepReport], None] = lambda *_: None,  # called with each step and what it gave
+    watch: Callable[[int, StepReport], None] = lambda *_: None,  # called after each step
     save_every: int | None = None,  # steps; without it, about once a minute
 ) -> list[StepReport]:
-    """Train every weight of the student but the shared embedding; what each step gave.
+    """Train all weights of the student except the shared embedding; return the reports of all steps.
 
-    The state is kept in folder: the same call goes on where one was interrupted, and on a CPU gives the same bits.
+    Checkpoints are in folder: the same call resumes an interrupted one, and on a CPU gives the same bits.
     """
     batches = Batches(texts, recipe)
     origin = {"texts": batches.digest, "the draft at first": _digest(student)}
@@ -59,7 +59,7 @@ def train(
                 nn.utils.clip_grad_norm_(weights.values(), recipe.clip)
             optimizer.step()
             optimizer.zero_grad()
-            batch = batches.batch(step + 1)  # while a GPU is still at work
+            batch = batches.batch(step + 1)  # while the GPU still computes
             reports.append(StepReport(*figures.tolist()))
             _check(reports, recipe)
             is_due = time.monotonic() - saved > SAVE_SECONDS if save_every is None else (step + 1) % save_every == 0
@@ -73,7 +73,7 @@ def train(
 
 @contextmanager
 def _trained(student: Transformer) -> Iterator[dict[str, nn.Parameter]]:
-    """The weights that are trained, by name: all but the embedding, which is the target's."""
+    """The trainable weights by name: all except the embedding, which is the target's."""
     weights = {name: weight for name, weight in student.named_parameters() if name != "embedding"}
     assert all(weight.dtype == torch.float32 for weight in weights.values()), "master weights"
     for weight in weights.values():
@@ -88,7 +88,7 @@ def _trained(student: Transformer) -> Iterator[dict[str, nn.Parameter]]:
 
 @contextmanager
 def _tensor_cores() -> Iterator[None]:
-    """float32 products by a GPU's tensor cores: 10 bits of each factor, but whole sums, which half precision lacks."""
+    """float32 products on tensor cores (TF32): factors of 10 bits, with float32 sums, unlike half precision."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -98,7 +98,7 @@ def _tensor_cores() -> Iterator[None]:
 
 
 def _digest(student: Transformer) -> str:
-    """Of its tokens and weights."""
+    """Hash of the student's token map and weights."""
     assert student.token_map is not None
     digest = hashlib.sha256()
     for tensor in (student.token_map, *(weight for name, weight in student.named_parameters() if name != "embedding")):
@@ -117,14 +117,14 @@ def _optimizer(weights: dict[str, nn.Parameter], recipe: Recipe) -> torch.optim.
 
 
 def _gradients(student: Transformer, target: Transformer, batch: Batch, recipe: Recipe) -> Tensor:
-    """Add the gradients of a batch to the student's weights; a StepReport's figures [3]."""
+    """Accumulate the gradients of a batch; return a StepReport's figures [3]."""
     device = student.device
     tokens, at = batch.tokens.to(device), batch.at.to(device)
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         with torch.no_grad():
             theirs = hidden_states(target, tokens).index_select(0, at)  # [n, D]
         ours = hidden_states(student, tokens).index_select(0, at)  # [n, D]
-    # The heads are taken a few positions at a time, there and back, so that [n, V] and [n, R] never exist.
+    # Heads run forward and backward on a few positions at a time, so that [n, V] and [n, R] are never allocated.
     cut = ours.detach().requires_grad_()
     weight, is_said = batch.weight.to(device) / batch.weight.sum(), batch.is_said.to(device)
     totals = torch.zeros(3, device=device)

@@ -1,25 +1,25 @@
-"""Adoption of a branch: its keys and values of all layers move to the trunk's pages.
+"""Adoption of a branch: copy its keys and values of all layers to the trunk's pages.
 
-Invariant: places that are not named keep their bits; what is copied is copied as it is.
+Invariant: other KV entries are unchanged; copies are exact.
 """
 
-# Kernels are compiled from their source: Triton has its own annotations, and no types.
+# Triton kernels have their own annotations, not types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 4096  # elements a program has in flight
+CHUNK = 4096  # elements that a program copies at a time
 
 
 def adopt(
     own: Tensor,  # [L, n_branches, n_own, 2 * H_kv, d], a view whose last two dimensions are contiguous
     branch: Tensor,  # [R] int64: the branch each row adopts; -1 for none
-    memory: Tensor,  # [L, n_slots, 2 * H_kv, d] contiguous
-    kv_index: Tensor,  # [R, n] int64, n <= n_own: where its tokens go; -1 for one that is not taken
+    memory: Tensor,  # [L, tokens, 2 * H_kv, d] contiguous
+    kv_index: Tensor,  # [R, n] int64, n <= n_own: destination of each token; -1: not copied
 ) -> None:
-    """memory[:, kv_index[r, t]] = own[:, branch[r], t]. No index may be named twice."""
+    """memory[:, kv_index[r, t]] = own[:, branch[r], t]. Indices must be distinct."""
     branch = branch.contiguous()
     n_rows, n = kv_index.shape
     n_layers, width = len(own), own.shape[3] * own.shape[4]

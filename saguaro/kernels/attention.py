@@ -1,22 +1,22 @@
-"""Attention of a step's last tokens to paged keys and values: verification, decoding and prefill in one kernel.
+"""Paged attention: verification, decoding and prefill in one kernel.
 
 Invariant: a query's output is, bit for bit, a function of the query and of the keys and values it sees. Other queries,
 other rows, the bounds of the grid and the pages that hold the text do not change it. Therefore
 
-* tiles have one size for a model, a dtype and a split, whatever the number of queries;
-* the context is cut at absolute positions, whatever its length:
+* the tile size depends on model, dtype and split only, not on the number of queries;
+* the context is split at absolute positions, regardless of its length:
 
       positions   0 ----------- SPLIT ---------- 2 * SPLIT ----- length
       splits      |---- 0 -----|------- 1 -------|------ 2 ------|
       blocks      |-----|------|-----|-----------|-----|---------|
 
-* every split is a running softmax of its own, and splits are merged one after the other with the same products and
-  fused sums, by whichever program does it: all in one, or the last of several that share a tile's splits;
-* a split that a query sees nothing of changes no bit of it when it is merged;
-* a hidden key has weight 0 exactly, and a key or value that belongs to no text is never loaded.
+* every split has its own online softmax. Splits are merged in order with the same products and fused sums, either by
+  the one program that computes them all, or by the last of several programs that share a tile's splits;
+* merging a split of which a query sees no key changes no bit of its result;
+* a masked key has weight exactly 0, and keys and values outside the text are never loaded.
 """
 
-# Kernels are compiled from their source: Triton has its own annotations, and no types.
+# Triton kernels have their own annotations, not types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from typing import NamedTuple
@@ -28,38 +28,38 @@ from torch import Tensor
 
 from saguaro.kernels.launch import early, follow
 
-SPLIT = 128  # keys of a split: part of the arithmetic, so never chosen from the batch
-WHOLE_ABOVE = 32  # most queries for which splits run side by side: prefill has programs enough, and no workspace for it
-N_PROGRAMS = 512  # that a call is cut into, where there are splits enough: several for each multiprocessor
-ENOUGH = 256  # programs that fill a GPU: with so many tiles each does all of its splits, and leaves no parts
-N_COUNTERS = 64 * 512  # tiles one call may have, times key heads
-UNROLL = 8  # splits whose loads are in flight together while they are merged
-MERGED_ROWS = 16  # of a tile, merged at a time: so few that UNROLL of their parts fit the registers
-# Steps of the loop over all of a text's key blocks in flight: page numbers two ahead, keys and values one. AMD's 64 KiB
-# of shared memory hold no block ahead, and only a smaller one.
+SPLIT = 128  # keys of a split: affects the arithmetic, so it never depends on the batch
+WHOLE_ABOVE = 32  # most queries per row for which splits run in parallel: prefill has enough programs, and no workspace
+N_PROGRAMS = 512  # programs of a call, if there are enough splits: several per multiprocessor
+ENOUGH = 256  # programs that fill a GPU: with so many tiles, each program computes all splits of its tile
+N_COUNTERS = 64 * 512  # most tiles of a call, times key heads
+UNROLL = 8  # splits whose loads are in flight together during a merge
+MERGED_ROWS = 16  # rows of a tile merged at a time: few enough that UNROLL of their parts fit the registers
+# Pipeline stages of the loop over a text's key blocks: page numbers two ahead, keys and values one. AMD's 64 KiB of
+# shared memory have no room for a block ahead, and only for a smaller block.
 N_STAGES = 2 if torch.version.hip else 3
-MOST_IN_BLOCK = (64 if torch.version.hip else 128) * 128  # keys of a block times their width
-LEAST_D = 16  # that a product of matrices has
+MOST_IN_BLOCK = (64 if torch.version.hip else 128) * 128  # keys of a block times head size
+LEAST_D = 16  # smallest dimension of tl.dot
 LOG2_E = 1.4426950408889634
 
 
 class Tile(NamedTuple):
-    """What one program holds: sizes of a tile, and how the compiler is to run it."""
+    """Tile sizes of one program, and launch parameters."""
 
     block_m: int  # rows: pairs of a query and one of the heads that share a key head
     block_n: int  # keys
     n_warps: int
-    n_stages: int  # steps of the loop over a split's key blocks in flight: changes no bit
+    n_stages: int  # pipeline stages of the loop over a split's key blocks: does not affect results
 
 
-# A split's keys are one block, all in flight at once; few rows, so that what is merged is little (bench/attention.py).
+# A split is one block of keys, loaded at once; few rows, so that little is merged (bench/attention.py).
 TILE = Tile(16, 128, 8, 1)
-# Exact fp32 products have no tensor cores: every thread holds whole rows, so the tile is small.
+# Exact fp32 products do not use tensor cores: every thread holds whole rows, so the tile is small.
 EXACT_TILE = Tile(16, 16, 4, 1)
 
 
 def tile_of(group: int, d: int, dtype: torch.dtype, split: int = SPLIT) -> Tile:
-    """The tile of a model: it must not depend on the batch.
+    """The tile for a model; it must not depend on the batch.
 
     >>> [tile_of(group, 128, torch.bfloat16).block_m for group in (1, 2, 3, 8, 71)]
     [16, 16, 16, 16, 128]
@@ -69,37 +69,37 @@ def tile_of(group: int, d: int, dtype: torch.dtype, split: int = SPLIT) -> Tile:
 
 
 def keys_of(block_n: int, d: int, split: int) -> int:
-    """Keys of a block: as many as wished, but not beyond a split, nor more than the memory of a program holds."""
+    """Keys of a block: block_n, limited by the split and by a program's memory."""
     return min(block_n, split, max(16, MOST_IN_BLOCK // padded(d)))
 
 
 def counters(device: torch.device) -> Tensor:
-    """What lets the last program of a tile know that it is the last: zero before and after each call.
+    """Counters by which a tile's last program knows that it is the last: zero before and after each call.
 
-    One for each stream: calls that run at the same time must not share it.
+    Use one tensor per stream: concurrent calls must not share it.
     """
     return torch.zeros(N_COUNTERS, dtype=torch.int32, device=device)
 
 
 def attend(
     q: Tensor,  # [T, H, d], a view whose last dimension is contiguous
-    memory: Tensor,  # [n_slots, 2 * H_kv, d] contiguous: a token's keys, then its values
+    memory: Tensor,  # [tokens, 2 * H_kv, d] contiguous: a token's keys, then its values
     pages: Tensor,  # [R, P] int32
     starts: Tensor,  # [R + 1] int32: row r's queries are q[starts[r] : starts[r + 1]], the last tokens of its text
-    lengths: Tensor,  # [R] int32: keys the last of them sees, itself included
+    lengths: Tensor,  # [R] int32: keys that its last query sees, itself included
     page_size: int,
     n_queries: int,
     longest: int,
     *,
     split: int = SPLIT,
-    arrived: Tensor | None = None,  # [N_COUNTERS] int32, see `counters`; None: made, and zeroed, for this call
+    arrived: Tensor | None = None,  # [N_COUNTERS] int32, see `counters`; None: allocated for this call
     _tile: Tile | None = None,
     _n_programs: int = N_PROGRAMS,
 ) -> Tensor:  # [T, H * d]
-    """Attention of every query to its text up to itself.
+    """Causal attention of every query to its text.
 
-    n_queries and longest are upper bounds of a row's queries and of `lengths`: they size the grid and change no bit of
-    the output. A query that sees no key gets zeros; a query of no row is left as the memory was.
+    n_queries and longest are upper bounds of a row's queries and of `lengths`: they set the grid size and do not affect
+    the output. A query that sees no key gets zeros; outputs of queries outside all rows are uninitialised.
     """
     n_tokens, n_heads, d = q.shape
     n_rows, n_kv = len(lengths), memory.shape[1] // 2
@@ -135,7 +135,7 @@ def attend_plain(
     split: int = SPLIT,
     arrived: Tensor | None = None,
 ) -> Tensor:  # [T, H * d]
-    """The twin of `attend`, row by row; queries of no row get zeros."""
+    """The twin of `attend`, row by row; queries outside all rows get zeros."""
     n_tokens, n_heads, d = q.shape
     out = q.new_zeros(n_tokens, n_heads * d)
     bounds = starts.tolist()
@@ -173,8 +173,8 @@ def weigh(q: Tensor, kv: Tensor, is_seen: Tensor) -> Tensor:
 def shares(n_tiles: int, n_splits: int, n_programs: int) -> int:
     """How many programs share a tile's splits.
 
-    One program for each split would be fastest if texts were as long as they may be; most are not, and a program that
-    finds nothing to do delays those that do.
+    One program per split would be fastest if all texts had the maximum length. Most are shorter, and programs without
+    work delay the others.
 
     >>> [shares(n_tiles, 16, 512) for n_tiles in (8, 64, 128, 256)]
     [16, 8, 4, 1]
@@ -183,45 +183,45 @@ def shares(n_tiles: int, n_splits: int, n_programs: int) -> int:
 
 
 def stages(tile: Tile, is_whole: bool, dtype: torch.dtype) -> int:
-    """Steps of the loop over key blocks in flight: more, where one program has all splits."""
+    """Pipeline stages of the loop over key blocks: more if one program computes all splits."""
     return N_STAGES if is_whole and dtype != torch.float32 else tile.n_stages
 
 
 def workspace(q: Tensor, n_parts: int, arrived: Tensor | None, n_tiles: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Room for every part's largest score, sum of weights [T * H, S] and weighted values [T * H, S, d], in float32.
+    """Memory for every part's largest score, sum of weights [T * H, S] and weighted values [T * H, S, d], in float32.
 
-    And the tiles' counters.
+    Also the tiles' counters.
     """
     if arrived is None:
         arrived = counters(q.device)
     assert n_tiles <= len(arrived), (n_tiles, len(arrived))
     n, d = q.shape[0] * q.shape[1], padded(q.shape[2])
-    tops, sums = (q.new_empty(n, n_parts, dtype=torch.float32) for _ in range(2))  # apart, so that both are aligned
+    tops, sums = (q.new_empty(n, n_parts, dtype=torch.float32) for _ in range(2))  # two tensors, both aligned
     return tops, sums, q.new_empty(n, n_parts, d, dtype=torch.float32), arrived
 
 
 def softmax_scale(d: int) -> float:
-    """What turns a product of a query and a key into an exponent of 2."""
+    """The scale from a query-key product to an exponent of 2."""
     return float(d**-0.5 * LOG2_E)
 
 
 def dot_dtype(q: Tensor) -> tl.dtype:
-    """What products are taken in: q's own type, but on a CPU, where Triton's interpreter has no bf16 products."""
+    """The dtype of products: q's, but float32 on a CPU, where Triton's interpreter has no bf16 products."""
     return tl.bfloat16 if q.dtype == torch.bfloat16 and not q.is_cpu else tl.float32
 
 
 def padded(d: int) -> int:
-    """The width of a tile that holds d columns: the others are zeros."""
+    """The padded width of a tile with d columns; padding is zero."""
     return max(LEAST_D, power_of_two(d))
 
 
 def ceil_div(a: int, b: int) -> int:
-    """The least number of parts of size b that hold a."""
+    """a / b, rounded up."""
     return -(-a // b)
 
 
 def power_of_two(n: int) -> int:
-    """The least power of two that is not below n.
+    """The smallest power of two that is at least n.
 
     >>> [power_of_two(n) for n in (1, 2, 3, 8, 9)]
     [1, 2, 4, 8, 16]
@@ -237,7 +237,7 @@ def _attend_kernel(
     SPLIT: tl.constexpr, IS_WHOLE: tl.constexpr, DOT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one row, for the heads of one key head: all splits in order, or a share of them."""
+    """One block of queries of one row, for the query heads of one key head: all splits in order, or a share of them."""
     G: tl.constexpr = H // H_KV
     PER_TILE: tl.constexpr = BLOCK_M // G  # queries
     row, head = tl.program_id(1) // H_KV, tl.program_id(1) % H_KV
@@ -248,9 +248,9 @@ def _attend_kernel(
     memory_of_head = memory + head * D
     start, length = tl.load(starts + row), tl.load(lengths + row)
     n = tl.load(starts + row + 1) - start
-    n_keys = length - n + tl.minimum(n, first + PER_TILE)  # that the tile's last query sees: no later key is loaded
+    n_keys = length - n + tl.minimum(n, first + PER_TILE)  # seen by the tile's last query: no later key is loaded
     n_parts = tl.maximum(tl.cdiv(tl.maximum(n_keys, 0), SPLIT), 1)
-    if not IS_WHOLE:  # keys that were there before this step need not wait for it
+    if not IS_WHOLE:  # keys from before this step can be loaded before the wait
         position = share * SPLIT + tl.arange(0, BLOCK_N)
         kv_index = kv_index_of(text, position, n_keys, PAGE_SIZE)
         is_new = (position >= length - n) & (position < n_keys)
@@ -299,7 +299,7 @@ def _attend_kernel(
 
 @triton.jit
 def cells(first, head, lanes, H: tl.constexpr, G: tl.constexpr):
-    """Which of all pairs of a token and a head a tile's lanes are: its first token's heads of a key head, and so on."""
+    """The index (token, head) of each lane of a tile: the first token's query heads of a key head, then the next's."""
     return (first + lanes // G).to(tl.int64) * H + head * G + lanes % G
 
 
@@ -307,7 +307,7 @@ def cells(first, head, lanes, H: tl.constexpr, G: tl.constexpr):
 def load_queries(
     q, first, head, lanes, n_lanes, stride_token, stride_head, G: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr
 ):
-    """The queries [BLOCK_M, D_PAD] of a tile's lanes, the first n_lanes of them."""
+    """The queries [BLOCK_M, D_PAD] of a tile's first n_lanes lanes; zeros for the others."""
     at = q + ((first + lanes // G).to(tl.int64) * stride_token + (head * G + lanes % G) * stride_head)[:, None]
     dims = tl.arange(0, D_PAD)[None]
     return tl.load(at + dims, mask=is_inside((lanes < n_lanes)[:, None], dims, D, D_PAD), other=0.0)
@@ -315,7 +315,7 @@ def load_queries(
 
 @triton.jit
 def is_inside(mask, dims, D: tl.constexpr, D_PAD: tl.constexpr):
-    """The mask, without the columns that pad a tile."""
+    """The mask without padding columns."""
     if D != D_PAD:
         mask = mask & (dims < D)
     return mask
@@ -326,7 +326,7 @@ def attend_text(
     queries, n_seen, memory, pages, n_keys, scale,
     H_KV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The softmax over the keys before n_keys: as `attend_split`, for all splits in order."""
+    """The softmax over all keys before n_keys: `attend_split` of all splits, merged in order."""
     top, total, side = empty_softmax(queries.shape[0], queries.shape[1])
     for base in range(0, n_keys, SPLIT):
         part_top, part_total, part = attend_split(
@@ -341,9 +341,9 @@ def attend_split(
     queries, n_seen, memory, pages, base, n_keys, scale,
     H_KV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The softmax over keys base .. base + SPLIT, those before n_keys: its largest score, sum and weighted values.
+    """The softmax over keys base .. base + SPLIT that are before n_keys: its largest score, sum and weighted values.
 
-    queries [BLOCK_M, D_PAD]; row i sees the keys before n_seen[i], none of them at or after n_keys.
+    queries [BLOCK_M, D_PAD]; row i sees the keys before n_seen[i] <= n_keys.
     """
     top, total, side = empty_softmax(queries.shape[0], queries.shape[1])
     return extend_split(
@@ -356,7 +356,7 @@ def extend_split(
     queries, n_seen, memory, pages, base, end, n_keys, top, total, side, scale,
     H_KV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The softmax over the keys so far and those of base .. end."""
+    """Extend a softmax by the keys base .. end."""
     none = tl.zeros([BLOCK_N, queries.shape[1]], memory.dtype.element_ty)
     for first in range(base, tl.minimum(end, n_keys), BLOCK_N):
         position = first + tl.arange(0, BLOCK_N)
@@ -369,16 +369,16 @@ def extend_split(
 
 @triton.jit
 def kv_index_of(pages, position, n_keys, PAGE_SIZE: tl.constexpr):
-    """Where a text's keys at these positions lie, those before n_keys."""
+    """KV indices of these positions of a text; not valid from n_keys on."""
     page = tl.load(pages + position // PAGE_SIZE, mask=position < n_keys, other=0)
     return page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
 
 
 @triton.jit
 def load_keys(memory, kv_index, is_key, keys, values, H_KV: tl.constexpr, D: tl.constexpr):
-    """Keys and values [BLOCK_N, D_PAD] at these KV indices, of one head (where `memory` points to).
+    """Keys and values [BLOCK_N, D_PAD] at these KV indices, of the head that `memory` points to.
 
-    Where no key is, they are as given.
+    Where is_key is false, the given keys and values are returned.
     """
     D_PAD: tl.constexpr = keys.shape[1]
     dims = tl.arange(0, D_PAD)[None]
@@ -396,14 +396,14 @@ def empty_softmax(BLOCK_M: tl.constexpr, D_PAD: tl.constexpr):
 
 @triton.jit
 def extend_softmax(queries, keys, values, is_seen, top, total, side, scale):
-    """The softmax over the keys so far and a block of new ones.
+    """Extend a softmax by a block of keys.
 
-    Products and sums that a compiler might or might not fuse are written fused: all kernels round alike.
+    Products and sums that a compiler may fuse are written as fma, so that all kernels round alike.
     """
     scores = tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision="ieee")
     scores = tl.where(is_seen, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
-    pivot = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing seen yet: no difference of infinities
+    pivot = tl.where(new_top == float("-inf"), 0.0, new_top)  # no key seen yet: avoids inf - inf
     weights = tl.exp2(tl.fma(scores, scale, -(pivot * scale)[:, None]))
     keep = tl.exp2((top - pivot) * scale)
     total = tl.fma(total, keep, tl.sum(weights, 1))
@@ -414,7 +414,7 @@ def extend_softmax(queries, keys, values, is_seen, top, total, side, scale):
 
 @triton.jit
 def merge_weights(top, part_top, scale):
-    """The largest score of two softmaxes, and the factor of each of them in their merger."""
+    """The largest score of two softmaxes, and the factor of each in the merged one."""
     new_top = tl.maximum(top, part_top)
     pivot = tl.where(new_top == float("-inf"), 0.0, new_top)
     return new_top, tl.exp2((top - pivot) * scale), tl.exp2((part_top - pivot) * scale)
@@ -422,20 +422,20 @@ def merge_weights(top, part_top, scale):
 
 @triton.jit
 def merge(top, total, side, part_top, part_total, part, scale):
-    """The merger of two softmaxes of a tile."""
+    """Merge two softmaxes of a tile."""
     new_top, keep, gain = merge_weights(top, part_top, scale)
     return new_top, tl.fma(total, keep, part_total * gain), tl.fma(side, keep[:, None], part * gain[:, None])
 
 
 @triton.jit
 def divide(side, total):
-    """Weighted values by the sum of weights; zeros where nothing was seen."""
+    """Weighted values divided by the sum of weights; zeros where no key was seen."""
     return side / tl.where(total == 0.0, 1.0, total)
 
 
 @triton.jit
 def store_result(out, cell, mask, total, side, D: tl.constexpr):
-    """The outputs of a tile's cells from its whole softmax."""
+    """Store the outputs of a tile from its complete softmax."""
     dims = tl.arange(0, side.shape[1])[None]
     result = divide(side, total[:, None]).to(out.dtype.element_ty)
     tl.store(out + cell[:, None] * D + dims, result, mask=is_inside(mask[:, None], dims, D, side.shape[1]))
@@ -443,7 +443,7 @@ def store_result(out, cell, mask, total, side, D: tl.constexpr):
 
 @triton.jit
 def store_part(tops, sums, sides, cell, mask, top, total, side):
-    """Keep a part's softmax [BLOCK_M] at its cells of the workspace."""
+    """Store a part's softmax [BLOCK_M] in the workspace."""
     D_PAD: tl.constexpr = side.shape[1]
     tl.store(tops + cell, top, mask=mask)
     tl.store(sums + cell, total, mask=mask)
@@ -452,8 +452,8 @@ def store_part(tops, sums, sides, cell, mask, top, total, side):
 
 @triton.jit
 def is_last(counter, n_mine, n_parts):
-    """Whether all parts of a tile are stored, now that this program's n_mine are; if so, the counter is 0 again."""
-    tl.debug_barrier()  # every thread's part is written before one of them counts it; who counts last sees them all
+    """Count this program's n_mine stored parts. Whether all parts of the tile are stored; if so, reset the counter."""
+    tl.debug_barrier()  # all threads have written before one of them counts; the last to count sees all parts
     is_complete = tl.atomic_add(counter, n_mine, sem="acq_rel") + n_mine == n_parts
     if is_complete:
         tl.store(counter, 0)
@@ -465,7 +465,7 @@ def merge_tile(
     tops, sums, sides, out, first, head, n_lanes, room, n_parts, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """The outputs of a tile's first n_lanes lanes from its n_parts parts, for each of which there is `room`."""
+    """Merge a tile's n_parts parts and store its first n_lanes lanes; room: parts per cell in the workspace."""
     for start in range(0, n_lanes, ROWS):
         lanes = start + tl.arange(0, ROWS)
         cell = cells(first, head, lanes, H, G)
@@ -475,10 +475,10 @@ def merge_tile(
 
 @triton.jit
 def merge_parts(tops, sums, sides, cell, mask, n_parts, scale, D_PAD: tl.constexpr, UNROLL: tl.constexpr):
-    """The merger of the n_parts softmaxes from each cell on, in order, starting from none: its sum and values.
+    """Merge the n_parts softmaxes of each cell in order, starting from an empty one: sum and weighted values.
 
-    UNROLL of them at a time, so that their loads are in flight together; those beyond n_parts are empty. Loads pass by
-    the first-level cache, where other programs' writes are not.
+    UNROLL parts at a time, so that their loads are in flight together; parts beyond n_parts are empty. Loads bypass L1,
+    which does not have other programs' writes.
     """
     top, total, side = empty_softmax(cell.shape[0], D_PAD)
     for start in range(0, n_parts, UNROLL):

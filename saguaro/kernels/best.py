@@ -1,7 +1,7 @@
-"""The best tokens by noisy score on a CPU (cpu.c): saguaro.algo.sampling's `choose` and `rank` for plain requests.
+"""Best tokens by noisy score on a CPU (cpu.c): `choose` and `rank` of saguaro.algo.sampling for plain requests.
 
-The noise is rng's, bit for bit up to its logarithms, which may differ by an ulp or two from torch's. It is drawn only
-for tokens that can still be among the best.
+The noise is rng's, bit for bit except for its logarithms, which may differ from torch's by an ulp or two. It is drawn
+only for tokens that can still be among the best.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Ranker = Callable[[Tensor, Tensor, Tensor, Tensor, int, int], tuple[Tensor, Tens
 
 
 def ranker_for(device: torch.device) -> Ranker | None:
-    """`rank`, where it is faster than torch and can be had."""
+    """`rank` on a CPU with the native library; None elsewhere."""
     return rank if device.type == "cpu" and is_there() else None
 
 
@@ -24,13 +24,13 @@ def rank(
     logits: Tensor,  # [L, V] float32, rows contiguous
     temperature: Tensor,  # [L] float32, 0: greedy
     seeds: Tensor,  # [L] int64
-    positions: Tensor,  # [L] int64, of the token to come
-    n_known: int,  # columns that are tokens; what the others hold does not matter
+    positions: Tensor,  # [L] int64, of the next token
+    n_known: int,  # columns that are tokens; other columns are ignored
     n: int,
 ) -> tuple[Tensor, Tensor]:  # tokens [L, n] int64, scores [L, n] float32
-    """The n best tokens of every row, best first, and their scores, counted from the best logit.
+    """The n best tokens of every row, best first, and their scores relative to the best logit.
 
-    Of a row with a NaN or +inf among its logits all scores are NaN, and the tokens mean nothing.
+    If a row has a NaN or +inf logit, all its scores are NaN and its tokens are undefined.
     """
     n_rows = len(logits)
     assert logits.dtype == torch.float32, logits.dtype

@@ -1,16 +1,16 @@
 """Attention of branches that fork from one text, as one kernel.
 
 A branch sees its trunk up to the fork and its own tokens; one softmax runs over both parts. Invariant: the trunk's
-pages are read once per key head for a tile of branches, and a mask is a comparison with the fork, never a tensor.
+pages are read once per key head and tile of branches. Masks are comparisons with the fork, not tensors.
 
     positions   0 --------- SPLIT -------- fork ------------ end
     trunk       |---- 0 ----|-- 1: seen before the fork -----|
     own                                    t c c c    the branch's own tokens, from its fork on
 
-The own tokens of a tile's branches lie side by side as one more split, in which a query sees those of its branch.
+The own tokens of all branches of a tile form one more split, in which a query sees only those of its branch.
 """
 
-# Kernels are compiled from their source: Triton has its own annotations, and no types.
+# Triton kernels have their own annotations, not types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import torch
@@ -54,9 +54,9 @@ from saguaro.kernels.attention import (
 )
 from saguaro.kernels.launch import early, follow
 
-MOST_ROWS = 128  # of a tile: beyond them a row's branches are cut into several tiles
-OWN_BLOCK = 64  # own tokens of a tile's branches at a time, at most: there are few
-TILES = {  # by rows (bench/attention.py)
+MOST_ROWS = 128  # of a tile: more branches of a row take several tiles
+OWN_BLOCK = 64  # most own tokens of a tile's branches at a time: there are few
+TILES = {  # by number of rows (bench/attention.py)
     16: Tile(16, 128, 8, 1),
     32: Tile(32, 128, 4, 1),
     64: Tile(64, 128, 4, 1),
@@ -65,9 +65,9 @@ TILES = {  # by rows (bench/attention.py)
 
 
 def tile_of(n_branches: int, group: int, d: int, dtype: torch.dtype, split: int = SPLIT) -> Tile:
-    """The tile for all branches of a row, or as many of them as it can hold."""
+    """The tile for all branches of a row, or for as many as fit."""
     least = power_of_two(group)
-    if dtype == torch.float32:  # exact products have no tensor cores: every thread holds whole rows
+    if dtype == torch.float32:  # exact products do not use tensor cores: every thread holds whole rows
         return EXACT_TILE._replace(block_m=max(16, least))
     block_m = min(max(16, power_of_two(n_branches * group)), max(MOST_ROWS, least))
     tile = TILES[min(block_m, MOST_ROWS)]
@@ -75,23 +75,23 @@ def tile_of(n_branches: int, group: int, d: int, dtype: torch.dtype, split: int 
 
 
 def attend_branches(
-    q: Tensor,  # [R * M, H, d], a row's M branches side by side; a view whose last dimension is contiguous
-    memory: Tensor,  # [n_slots, 2 * H_kv, d] contiguous: a token's keys, then its values
+    q: Tensor,  # [R * M, H, d], a row's M branches consecutive; a view whose last dimension is contiguous
+    memory: Tensor,  # [tokens, 2 * H_kv, d] contiguous: a token's keys, then its values
     pages: Tensor,  # [R, P] int32: of the trunks
     forks: Tensor,  # [R * M] int32: a branch sees the trunk before its fork
     own: Tensor,  # [R * M, n_own, 2 * H_kv, d] contiguous
-    n_seen: int,  # own tokens a branch sees: the first ones, the newest included; at least 1
+    n_seen: int,  # own tokens that a branch sees: the first n_seen, up to the newest; at least 1
     page_size: int,
     longest: int,
     *,
     split: int = SPLIT,
-    arrived: Tensor | None = None,  # [N_COUNTERS] int32, see attention.counters; None: made, and zeroed, for this call
+    arrived: Tensor | None = None,  # [N_COUNTERS] int32, see attention.counters; None: allocated for this call
     _tile: Tile | None = None,
     _n_programs: int = N_PROGRAMS,
 ) -> Tensor:  # [R * M, H * d]
     """Attention of every branch's newest token to its trunk and its own tokens.
 
-    longest is an upper bound of `forks`: it sizes the grid.
+    longest is an upper bound of `forks`: it sets the grid size.
     """
     n_rows, n_kv = len(pages), memory.shape[1] // 2
     n, n_heads, d = q.shape
@@ -130,7 +130,7 @@ def attend_branches_plain(
     split: int = SPLIT,
     arrived: Tensor | None = None,
 ) -> Tensor:  # [R * M, H * d]
-    """The twin of `attend_branches`, row by row: a row's keys are its trunk's, then those of all of its branches."""
+    """The twin of `attend_branches`, row by row: a row's keys are its trunk's, then those of all its branches."""
     m = len(q) // len(pages)
     is_own = torch.eye(m, dtype=torch.bool, device=q.device).repeat_interleave(n_seen, 1)  # [M, M * n_seen]
     outs = []
@@ -150,7 +150,7 @@ def _branches_kernel(
     SPLIT: tl.constexpr, IS_WHOLE: tl.constexpr, DOT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_OWN: tl.constexpr, ROWS: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A tile of branches of one row, for the heads of one key head: everything, or a share of its parts.
+    """A tile of branches of one row, for the query heads of one key head: all parts, or a share of them.
 
     Parts are the splits before the tile's last fork, then the own tokens.
     """
@@ -168,7 +168,7 @@ def _branches_kernel(
     n_seen = tl.load(forks + first + lanes // G, mask=lanes < n_lanes, other=0)
     n_keys = tl.maximum(tl.max(n_seen, 0), 0)
     n_splits = tl.cdiv(n_keys, SPLIT)
-    if not IS_WHOLE:  # the trunk was there before this step, and need not wait for it
+    if not IS_WHOLE:  # the trunk is from before this step: it can be loaded before the wait
         position = share * SPLIT + tl.arange(0, BLOCK_N)
         none = tl.zeros([BLOCK_N, D_PAD], memory.dtype.element_ty)
         kv_index = kv_index_of(text, position, n_keys, PAGE_SIZE)
@@ -220,7 +220,7 @@ def _attend_own(
 ):  # fmt: skip
     """The softmax of each query over the first n_seen own tokens of its branch.
 
-    Keys of the tile's n_here branches side by side: 0 0 0 1 1 1 2 2 2 ... for n_seen = 3.
+    Keys of the tile's n_here branches are consecutive: 0 0 0 1 1 1 2 2 2 ... for n_seen = 3.
     """
     top, total, side = empty_softmax(queries.shape[0], queries.shape[1])
     none = tl.zeros([BLOCK_N, queries.shape[1]], own.dtype.element_ty)

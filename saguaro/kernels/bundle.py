@@ -1,6 +1,6 @@
-"""The kernels that a stream of device work runs with: Triton's on a GPU, or their plain-torch twins anywhere.
+"""The set of kernels for one stream: Triton's on a GPU, or their plain-torch twins on any device.
 
-Two bundles may work at the same time; one may not, on two streams.
+Use one bundle per stream.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from saguaro.model.transformer import Products
 
 @dataclass(frozen=True)
 class Kernels:
-    """Functions of tensors; what each does is written where it is defined."""
+    """Kernel functions; each is documented where it is defined."""
 
     attend: Callable[..., Tensor]
     attend_branches: Callable[..., Tensor]
@@ -29,7 +29,7 @@ class Kernels:
 
 
 def kernels_for(device: torch.device) -> Kernels | None:
-    """The kernels of a device for one stream of work; None where torch's own operations are best."""
+    """The kernels of a device for one stream; None where torch's own operations are used."""
     return triton_kernels(device) if device.type == "cuda" else None
 
 
@@ -55,7 +55,7 @@ def triton_kernels(device: torch.device) -> Kernels:
 
 
 def plain_kernels() -> Kernels:
-    """The twins, in plain torch."""
+    """The plain-torch twins."""
     from saguaro.kernels import adopt, attention, branches, rotary, sample
 
     return Kernels(

@@ -1,12 +1,12 @@
-/* The products and the attention of a model on a CPU, with weights in float32 or int8, and what is chosen of its logits.
+/* Products, attention and sampling on a CPU, with weights in float32 or int8.
 
-   What a row (a token) gives depends on that row alone, to the bit: every number is made by the same instructions in the
-   same order however many rows there are. Rows lie one after the other. Whoever calls has checked shapes; all sizes are
-   counts of elements. What there is of intrinsics has a twin in plain C for other machines.
+   Invariant: a row's (token's) result depends only on that row, bit for bit: every number is computed by the same
+   instructions in the same order for any number of rows. Rows are contiguous. Callers have checked shapes; all sizes
+   are numbers of elements. Intrinsics have a fallback in plain C for other machines.
 
-   In int8 an input row is rounded on a scale of its own, and a weight on one scale for each output. Before that both are
-   turned by a Hadamard matrix over `mixed` neighbours, which leaves their product as it is and spreads an input that is
-   far larger than the others, which would else spoil the scale. */
+   In int8 an input row has one scale, and a weight has one scale per output. Before rounding, both are multiplied by a
+   Hadamard matrix over blocks of `mixed` inputs. This leaves their product unchanged and spreads outliers, which would
+   otherwise dominate the scale. */
 
 #include <float.h>
 #include <math.h>
@@ -21,9 +21,9 @@
 #endif
 
 #define STEPS 127.0f
-#define LEAST 1e-30f /* a scale, where all is 0 */
-#define SMALL 65536  /* weights; fewer are not worth a second thread */
-#define MANY 16      /* rows; the same */
+#define LEAST 1e-30f /* lower bound of a row's largest value */
+#define SMALL 65536  /* weights; fewer run on one thread */
+#define MANY 16      /* rows; fewer run on one thread */
 
 typedef float f8 __attribute__((vector_size(32), aligned(4)));
 typedef int32_t i8 __attribute__((vector_size(32), aligned(4)));
@@ -32,19 +32,19 @@ typedef int16_t h8 __attribute__((vector_size(16), aligned(2)));
 typedef int16_t h16 __attribute__((vector_size(32), aligned(2)));
 typedef int8_t b16 __attribute__((vector_size(16), aligned(1)));
 
-/* The lanes of two vectors, chosen by number; those of the second are 8 to 15. */
+/* Shuffle the lanes of two vectors; those of the second are 8 to 15. */
 #ifdef __clang__
 #define LANES(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define LANES(a, b, ...) __builtin_shuffle(a, b, (i8){__VA_ARGS__})
 #endif
-/* Keeps a vector in a register: gcc would load it again for every use. */
+/* Keep a vector in a register: gcc would reload it for every use. */
 #ifdef __AVX__
 #define KEEP(v) __asm__("" : "+x"(v))
 #else
 #define KEEP(v)
 #endif
-/* For functions of a number of rows or heads that is known where they are called, so that sums live in registers. */
+/* For functions whose number of rows or heads is a constant at the call, so that sums stay in registers. */
 #define UNROLLED static inline __attribute__((always_inline))
 
 static inline float sum8(f8 v) {
@@ -53,8 +53,8 @@ static inline float sum8(f8 v) {
 
 static inline f8 splat(float x) { return (f8){x, x, x, x, x, x, x, x}; }
 
-/* a * b + c: in one step where the machine can, and always the same. Compilers left to choose (-ffp-contract) choose
-   otherwise for another number of rows. */
+/* a * b + c, always fused if the machine has FMA. With -ffp-contract the compiler's choice could depend on the number
+   of rows. */
 static inline f8 fma8(f8 a, f8 b, f8 c) {
 #ifdef __FMA__
     return (f8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
@@ -76,7 +76,7 @@ static inline float largest(f8 v) {
     return most;
 }
 
-/* e^x within 2 units in the last place; for x beyond -87 or 88 that of the limit, for none (NaN) none */
+/* e^x within 2 units in the last place; x is clamped to -87 .. 88; NaN for NaN */
 static inline f8 exp8(f8 x) {
     f8 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
     x = smaller(splat(88.0f), larger(splat(-87.0f), x));
@@ -97,7 +97,7 @@ static inline f8 exp8(f8 x) {
 
 static inline f8 flip(f8 v, i8 signs) { return (f8)((i8)v ^ signs); }
 
-/* A row times a Hadamard matrix of 1 and -1 over each `mixed` neighbours; its unit is 1 / sqrt(mixed). */
+/* Multiply a row by a Hadamard matrix of 1 and -1 over blocks of `mixed`; the factor 1 / sqrt(mixed) is not applied. */
 static void turn(float *x, int n, int mixed) {
     const int32_t less = INT32_MIN; /* a minus sign */
     int half = 1;
@@ -126,7 +126,7 @@ static void turn(float *x, int n, int mixed) {
             }
 }
 
-/* one row of n, with room up to width, a multiple of 8 -> its scale, and its steps: n of them, then zeros */
+/* Quantise one row of n, in a buffer of `width` (a multiple of 8): q gets n values, then zeros. Returns the scale. */
 static float round_row(float *x, int n, int width, int16_t *q) {
     f8 most = splat(LEAST), magic = splat(12582912.0f); /* see exp8 */
     i8 is_odd = {0};
@@ -141,10 +141,10 @@ static float round_row(float *x, int n, int width, int16_t *q) {
     for (int i = 0; i < width; i += 8)
         *(h8 *)(q + i) = __builtin_convertvector((i8)fma8(*(f8 *)(x + i), to_steps, magic) - (i8)magic, h8);
     for (int i = 1; i < 8; i++) is_odd[0] |= is_odd[i];
-    return is_odd[0] ? NAN : top / STEPS; /* what is no number gives none */
+    return is_odd[0] ? NAN : top / STEPS; /* NaN or inf in the row makes the result NaN */
 }
 
-/* from a row to the same through an RMS norm, if there is one */
+/* Copy a row, after an optional RMSNorm. */
 static void norm_row(const float *from, int n, const float *norm, float eps, float *to) {
     if (!norm) {
         memcpy(to, from, n * sizeof(float));
@@ -159,15 +159,15 @@ static void norm_row(const float *from, int n, const float *norm, float eps, flo
     for (i = 0; i < n; i++) to[i] = from[i] * scale * norm[i];
 }
 
-/* A matrix [n_out][n_in], in int8 where there are scales; see saguaro.kernels.cpu.Matrix. Outputs lie PANEL together, up
-   to a multiple of that, and inputs up to width: [panel][width][PANEL] in float32, [panel][width / 2][PANEL][2] in int8. */
+/* A matrix [n_out][n_in], int8 if it has scales; see saguaro.kernels.cpu.Matrix. Outputs are in panels of PANEL, inputs
+   are padded to width: [panel][width][PANEL] in float32, [panel][width / 2][PANEL][2] in int8. */
 typedef struct {
     const void *weights;
     const float *scales; /* [n_out] */
     int32_t n_in, width, mixed, n_out;
 } matrix;
 
-/* Rows of n floats as a matrix reads them, through an RMS norm first if there is one; scales are absent for floats. */
+/* Convert rows of n floats to a matrix's input format, after an optional RMSNorm; scales is NULL for float32. */
 void prepare_rows(const float *x, int n_rows, int n, int mixed, const float *norm, float eps, int width, void *values,
                   float *scales) {
 #pragma omp parallel for if (n_rows >= MANY)
@@ -189,10 +189,10 @@ void prepare_rows(const float *x, int n_rows, int n, int mixed, const float *nor
 
 /* ---- products ---- */
 
-#define MOST_ROWS 6 /* whose sums fit the registers, with PANEL outputs */
+#define MOST_ROWS 6 /* rows whose sums fit the registers, with PANEL outputs */
 #define PANEL 16
-#define BLOCK 64   /* inputs summed one by one before they are added to the others: it keeps float32 exact enough */
-#define AHEAD 2048 /* bytes: so far ahead weights are asked for, which takes a third of the time of waiting for them */
+#define BLOCK 64   /* inputs per partial sum: keeps float32 accurate */
+#define AHEAD 2048 /* prefetch distance of weights in bytes: a third of the time without prefetch */
 
 static inline h16 widen(const int8_t *w) {
 #ifdef __AVX2__
@@ -202,7 +202,7 @@ static inline h16 widen(const int8_t *w) {
 #endif
 }
 
-/* sum + a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1], where each pair of b is the same */
+/* sum + a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1], where all pairs of b are equal */
 static inline i8 add_pairs(i8 sum, h16 a, int32_t pair) {
     i8 b = {pair, pair, pair, pair, pair, pair, pair, pair};
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
@@ -220,7 +220,7 @@ static inline i8 add_pairs(i8 sum, h16 a, int32_t pair) {
 UNROLLED void int8_tile(const int R, const int16_t *q, const int8_t *w, int width, i8 sums[][2]) {
     i8 sum[MOST_ROWS][2] = {{{0}}};
     for (int i = 0; i < width; i += 2, w += 2 * PANEL) {
-        __builtin_prefetch(w + AHEAD, 0, 0); /* not to stay: a step reads it once, and other things are read again */
+        __builtin_prefetch(w + AHEAD, 0, 0); /* non-temporal: a step reads weights once */
         h16 a = widen(w), b = widen(w + PANEL);
         for (int r = 0; r < R; r++) {
             int32_t pair;
@@ -274,7 +274,7 @@ static void float_sums(int n, const float *x, const float *w, int width, f8 sums
     BY_SIZE(n, float_tile, x, w, width, sums)
 }
 
-/* y [row][n_out] = x @ W^T + bias + onto, x as prepare_rows makes it; bias and onto may be absent */
+/* y [row][n_out] = x @ W^T + bias + onto, x from prepare_rows; bias and onto may be NULL */
 void read_rows(const matrix *w, const void *x, const float *scales, int n_rows, const float *bias, const float *onto,
                float *y) {
     int n_tiles = (n_rows + MOST_ROWS - 1) / MOST_ROWS, n_out = w->n_out;
@@ -305,7 +305,7 @@ void read_rows(const matrix *w, const void *x, const float *scales, int n_rows, 
     }
 }
 
-/* y = onto + from @ W^T + bias, and y as its next reader wants it: through a norm */
+/* y = onto + from @ W^T + bias; next: y after RMSNorm, in the input format of the next product */
 void write_rows(const matrix *w, const float *from, int n_rows, const float *bias, const float *onto, const float *norm,
                 float eps, int mixed, int width, float *y, void *next, float *next_scales) {
     void *x = malloc((size_t)n_rows * w->width * sizeof(float));
@@ -321,7 +321,7 @@ void write_rows(const matrix *w, const float *from, int n_rows, const float *bia
 
 static inline f8 silu_times(f8 gate, f8 up) { return gate / (splat(1.0f) + exp8(-gate)) * up; }
 
-/* y [row][n_out / 2] = silu(gate) * up, where x @ W^T + bias gives the gates and then the ups */
+/* y [row][n_out / 2] = silu(gate) * up, where x @ W^T + bias is the gates, then the ups */
 void read_gated(const matrix *w, const void *x, const float *scales, int n_rows, const float *bias, float *y) {
     int n = w->n_out / 2;
     float *both = malloc((size_t)n_rows * 2 * n * sizeof(float));
@@ -344,8 +344,8 @@ static void norm_head(float *x, int d, const float *norm, float eps) {
     for (int i = 0; i < d; i++) x[i] *= scale * norm[i];
 }
 
-/* heads [row][n_q + 2 n_kv][d] = x @ W^T + bias, then norms of their own if there are any, and rotation by cos and sin
-   [row][d] (sin negative on the first half); keys and values go to memory [token][2 n_kv][d] */
+/* heads [row][n_q + 2 n_kv][d] = x @ W^T + bias, then optional per-head norms, and rope with cos and sin [row][d] (sin
+   negative on the first half); keys and values are written to memory [token][2 n_kv][d] */
 void read_heads(const matrix *w, const void *x, const float *scales, int n_rows, const float *bias, int n_q, int n_kv,
                 int d, const float *q_norm, const float *k_norm, float eps, const float *cosines, const float *sines,
                 float *memory, const int64_t *kv_index, float *heads) {
@@ -370,10 +370,10 @@ void read_heads(const matrix *w, const void *x, const float *scales, int n_rows,
 
 /* ---- attention ---- */
 
-#define SOON 12 /* keys: so far ahead they are asked for */
-#define MOST_HEADS 3 /* of one token that look at a key together; what each gives does not depend on the others */
+#define SOON 12 /* prefetch distance in keys */
+#define MOST_HEADS 3 /* query heads of one token that share the load of a key; their results are independent */
 
-/* the sums of four vectors */
+/* the sums of four vectors, times scale */
 static inline void sum_four(f8 a, f8 b, f8 c, f8 e, float scale, float *sums) {
     f8 ab = LANES(a, b, 0, 8, 1, 9, 4, 12, 5, 13) + LANES(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
     f8 ce = LANES(c, e, 0, 8, 1, 9, 4, 12, 5, 13) + LANES(c, e, 2, 10, 3, 11, 6, 14, 7, 15);
@@ -382,7 +382,7 @@ static inline void sum_four(f8 a, f8 b, f8 c, f8 e, float scale, float *sums) {
     memcpy(sums, &halves, 4 * sizeof(float));
 }
 
-/* scores [H][room] of H heads q [H][d] with each key, and -inf up to a multiple of 8 */
+/* scores [H][room] of H heads q [H][d] with each key, then -inf up to a multiple of 8 */
 UNROLLED void score(const int H, const float *q, const float *keys, size_t stride, const int32_t *kv_index, int n_keys,
                     int d, float scale, float *scores, size_t room) {
     for (int j = 0; j < n_keys; j += 4) {
@@ -411,7 +411,7 @@ UNROLLED void score(const int H, const float *q, const float *keys, size_t strid
         for (int j = n_keys; j < n_keys + 8; j++) scores[h * room + j] = -INFINITY;
 }
 
-/* scores -> weights; their sum */
+/* Replace scores by softmax weights, not normalised; returns their sum. */
 static float weigh(float *scores, int n_keys) {
     f8 tops = *(f8 *)scores, total = splat(0.0f);
     for (int j = 8; j < n_keys; j += 8) tops = larger(*(f8 *)(scores + j), tops);
@@ -424,7 +424,7 @@ static float weigh(float *scores, int n_keys) {
     return sum8(total);
 }
 
-/* out [H][d], of it N vectors: the values by their weights */
+/* N vectors of out [H][d]: the weighted sum of values */
 UNROLLED void gather(const int H, const int N, const float *values, size_t stride, const int32_t *kv_index, int n_keys,
                      int d, const float *weights, size_t room, const float *totals, float *out) {
     f8 sum[MOST_HEADS][8] = {{{0}}};
@@ -444,8 +444,8 @@ UNROLLED void gather(const int H, const int N, const float *values, size_t strid
         for (int i = 0; i < N; i++) *(f8 *)(out + h * d + 8 * i) = sum[h][i] * splat(1.0f / totals[h]);
 }
 
-/* H heads q [H][d] of one token over n_keys keys, key j at memory[kv_index[j]]; d a multiple of 8; room for n_keys + 8
-   scores of each. */
+/* Attention of H heads q [H][d] of one token to n_keys keys, key j at memory[kv_index[j]]; d is a multiple of 8; scores
+   has room for n_keys + 8 of each head. */
 UNROLLED void attend_heads(const int H, const float *q, const float *keys, const float *values, size_t stride,
                            const int32_t *kv_index, int n_keys, int d, float scale, float *scores, size_t room, float *out) {
     float totals[MOST_HEADS];
@@ -465,13 +465,13 @@ static int n_threads(void) {
 }
 
 /* q [token][stride_q], heads first, -> out [token][n_q][d]. Token t belongs to text[t] and sees its first seen[t] keys;
-   key j of a text lies in memory [token][2 n_kv][d] at kv_index[text][j], keys before values. */
+   key j of a text is at kv_index[text][j] of memory [token][2 n_kv][d], keys before values. */
 void attend(const float *q, int stride_q, int n_tokens, int n_q, int n_kv, int d, const float *memory,
             const int32_t *kv_index, int longest, const int32_t *text, const int32_t *seen, float *out) {
     size_t stride = (size_t)2 * n_kv * d, room = longest + 8;
     float scale = 1.0f / sqrtf((float)d);
     int group = n_q / n_kv, n_alone = n_tokens * n_kv, n_sharing = n_threads();
-    int most = n_sharing > 1 && n_alone < 4 * n_sharing ? 1 : MOST_HEADS; /* else some would wait for the last */
+    int most = n_sharing > 1 && n_alone < 4 * n_sharing ? 1 : MOST_HEADS; /* 1: better balance of few tasks */
     int n_tiles = (group + most - 1) / most;
 #pragma omp parallel
     {
@@ -497,11 +497,11 @@ void attend(const float *q, int stride_q, int n_tokens, int n_q, int n_kv, int d
 /* ---- sampling ---- */
 
 #define NOISE_MAX 22.8739f /* saguaro.rng.GUMBEL_MAX */
-#define NEAR 4.0f          /* scores this near the best are tried first: they set a bar for the others */
-#define RUN 64             /* tokens looked at together */
+#define NEAR 4.0f          /* scores this close to the best are tried first: they set a lower bound for the others */
+#define RUN 64             /* tokens processed together */
 
 typedef struct {
-    float *scores; /* [n], best first, of ties the lower token first */
+    float *scores; /* [n], best first; of ties the lower token first */
     int64_t *tokens;
     int n;
 } best;
@@ -520,7 +520,7 @@ static inline void offer(best *found, int64_t token, float score) {
     found->tokens[i] = token;
 }
 
-/* saguaro.rng's Philox4x32-10: the words of RUN tokens from `first` on, a multiple of 4; a counter serves four. */
+/* Philox4x32-10 of saguaro.rng: the words of RUN tokens from `first` on, a multiple of 4; four tokens per counter. */
 static void draw(uint32_t first, uint32_t position, uint32_t domain, uint64_t seed, uint32_t words[RUN]) {
     uint32_t c0[RUN / 4], c1[RUN / 4], c2[RUN / 4], c3[RUN / 4], k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int i = 0; i < RUN / 4; i++) c0[i] = first / 4 + i, c1[i] = position, c2[i] = 0, c3[i] = domain;
@@ -541,7 +541,7 @@ static inline float gumbel(uint32_t word) {
     return -logf(-log1pf(-(u < top ? u : top)));
 }
 
-/* Where fewer than n tokens can be said, the lowest of the others. */
+/* If fewer than n tokens have a finite score, fill up with the lowest of the others. */
 static void fill_up(best *found) {
     int n_said = 0;
     while (n_said < found->n && found->scores[n_said] > -INFINITY) n_said++;
@@ -553,13 +553,13 @@ static void fill_up(best *found) {
     }
 }
 
-/* The n best of a row by noisy score; see rank. Noise of a word u (as a share of 2^32) is at most -log u, so only a u
-   of at most e^(score - bar) can reach the bar. */
+/* The n best tokens of a row by noisy score; see rank. The noise of a word u (divided by 2^32) is at most -log u, so a
+   token can reach the bar only if u is at most e^(score - bar). */
 static void rank_warm(const float *x, int n_known, float top, float temperature, uint64_t seed, uint32_t position,
                       uint32_t domain, best *found) {
     float run[RUN]; /* scores */
     uint32_t words[RUN];
-    for (int pass = 0; pass < 2; pass++) /* the near ones, then all others */
+    for (int pass = 0; pass < 2; pass++) /* scores near the best, then all others */
         for (int from = 0; from < n_known; from += RUN) {
             int n = n_known - from < RUN ? n_known - from : RUN, is_any = 0;
             float bar = pass ? found->scores[found->n - 1] : -INFINITY, least = pass ? bar - NOISE_MAX : -NEAR;
@@ -571,7 +571,7 @@ static void rank_warm(const float *x, int n_known, float top, float temperature,
             for (int i = 0; i < RUN; i += 8) {
                 f8 away = *(f8 *)(run + i) - splat(bar), most = splat(0.0f);
                 i8 is_high = away > splat(0.0f);
-                away = (f8)(~is_high & (i8)away); /* at most 0: e^0 is all there is */
+                away = (f8)(~is_high & (i8)away); /* at most 0, since u is below 1 */
                 most = exp8(away) * splat(1.00001f);
                 i8 halves = (i8)(*(u8 *)(words + i) >> 1);
                 i8 may = __builtin_convertvector(halves, f8) * splat(0x1p-31f) <= most;
@@ -583,8 +583,8 @@ static void rank_warm(const float *x, int n_known, float top, float temperature,
 }
 
 /* The n best tokens of each row of logits [row][stride], of which n_known are tokens, and their scores, best first:
-   (logit - best logit) / temperature + noise, or without either at temperature 0. Of ties the lower token comes first;
-   tokens that cannot be said come last. Of a row with a logit that is no number, or +infinite, all scores are NaN. */
+   (logit - best logit) / temperature + noise, or logit - best logit at temperature 0. Of ties the lower token comes
+   first; tokens with a logit of -inf come last. A row with a NaN or +inf logit has only NaN scores. */
 void rank(const float *logits, int stride, int n_rows, int n_known, const float *temperatures, const int64_t *seeds,
           const int64_t *positions, int domain, int n, int64_t *tokens, float *scores) {
 #pragma omp parallel for

@@ -1,4 +1,4 @@
-"""A model's products on a CPU, by cpu.c: weights in float32 or int8. A row's result depends on that row alone."""
+"""Products on a CPU by cpu.c, with float32 or int8 weights. A row's result depends only on that row."""
 
 import ctypes
 import math
@@ -11,17 +11,17 @@ from torch import Tensor
 from saguaro.kernels.native import at, library
 from saguaro.model.transformer import KVWrite, QKNormRope, Residual
 
-UNIT = 32  # inputs are read so many at a time
-PANEL = 16  # outputs are computed so many at a time
-MOST_MIXED = 128  # inputs that are mixed with one another before they are rounded
+UNIT = 32  # inputs are padded to a multiple of it
+PANEL = 16  # outputs that are computed together
+MOST_MIXED = 128  # largest Hadamard block: inputs that are mixed before rounding
 
 
 class Rows:
-    """Room for rows [T, n] as a matrix of one kind reads them: as they are, or in int8 steps, each on its own scale."""
+    """Buffer for input rows [T, n] in the format of a weight: float32, or int8 values with one scale per row."""
 
     def __init__(self, n_rows: int, n: int, has_scales: bool) -> None:
         self.n_rows, self.width = n_rows, wide(n)
-        if has_scales:  # in one tensor, whose making takes as long as a small product: steps, then scales
+        if has_scales:  # one tensor for values, then scales: allocating takes as long as a small product
             self._memory = torch.empty(n_rows * (self.width + 2), dtype=torch.int16)
         else:
             self._memory = torch.empty(n_rows * self.width)
@@ -29,18 +29,18 @@ class Rows:
         self.scales_at = self.at + 2 * n_rows * self.width if has_scales else None
 
     @property
-    def values(self) -> Tensor:  # [T, width] float32, or int16: steps are widened before they are multiplied, and few
-        """What the rows hold."""
+    def values(self) -> Tensor:  # [T, width] float32, or int16: int8 values, widened for the product
+        """The rows' values."""
         return self._memory[: self.n_rows * self.width].view(self.n_rows, self.width)
 
     @property
     def scales(self) -> Tensor:  # [T] float32
-        """One for each row of steps; none for floats."""
+        """The scale of each int8 row; empty for float32."""
         return self._memory[self.n_rows * self.width :].view(torch.float32)
 
 
 class Matrix(ctypes.Structure):
-    """cpu.c's matrix."""
+    """The struct `matrix` of cpu.c."""
 
     _fields_ = (
         ("weights", ctypes.c_void_p),
@@ -50,24 +50,24 @@ class Matrix(ctypes.Structure):
 
 
 class CPUWeight(Protocol):
-    """A matrix, and how rows meet it."""
+    """A packed matrix, and the format of its input rows."""
 
     n_params: int
     n_bytes: int
     n_out: int
-    width: int  # of the rows that it reads
+    width: int  # of its input rows
     address: int  # of its Matrix
 
     def __init__(self, weight: Tensor) -> None:
-        """Of a tensor [out, in] float32."""
+        """Pack a tensor [out, in] float32."""
 
     @staticmethod
     def rows(n_rows: int, n: int) -> Rows:
-        """Room for rows [T, n] as such a matrix reads them."""
+        """A buffer for input rows [T, n] of such a matrix."""
 
 
 class CPUProducts:
-    """See saguaro.model.transformer.Products; every weight is of one kind."""
+    """See saguaro.model.transformer.Products; all weights are of one kind."""
 
     def __init__(self, kind: type[CPUWeight]) -> None:
         self._rows, self._library = kind.rows, library()
@@ -121,7 +121,7 @@ class CPUProducts:
 
 
 class Int8Weight:
-    """A matrix of int8 steps, with a scale for each of its outputs."""
+    """An int8 matrix with one scale per output."""
 
     def __init__(self, weight: Tensor) -> None:  # [out, in] float32
         (self.n_out, n_in), self.width = weight.shape, wide(weight.shape[1])
@@ -140,7 +140,7 @@ class Int8Weight:
 
 
 class Float32Weight:
-    """A matrix as it is."""
+    """A float32 matrix."""
 
     def __init__(self, weight: Tensor) -> None:  # [out, in] float32
         (self.n_out, n_in), self.width = weight.shape, wide(weight.shape[1])
@@ -157,7 +157,7 @@ class Float32Weight:
 
 
 def prepared(x: Tensor, rows: Rows, norm: Tensor | None = None, eps: float = 0.0) -> Rows:
-    """The rows, filled with x [T, n] float32, through an RMS norm [n] first if there is one."""
+    """Fill rows with x [T, n] float32, after an optional RMSNorm [n]."""
     n_rows, n = x.shape
     library().prepare_rows(
         at(x), n_rows, n, mixed(n), at(norm), eps, rows.width, rows.at, rows.scales_at
@@ -176,12 +176,12 @@ def multiply(rows: Rows, weight: CPUWeight, bias: Tensor | None) -> Tensor:
 
 
 def panels(weight: Tensor) -> Tensor:  # [out, width] -> [panel, PANEL, width]
-    """A matrix as panels of outputs, with zeros after the last of them."""
+    """A matrix as panels of outputs, the last one padded with zeros."""
     return F.pad(weight, (0, 0, 0, -len(weight) % PANEL)).view(-1, PANEL, weight.shape[1])
 
 
 def wide(n: int) -> int:
-    """A row's width: up to a multiple of UNIT.
+    """A row's width: n rounded up to a multiple of UNIT.
 
     >>> wide(576), wide(99)
     (576, 128)
@@ -190,7 +190,7 @@ def wide(n: int) -> int:
 
 
 def mixed(n: int) -> int:
-    """How many neighbours of n inputs are mixed: a power of 2 that divides them.
+    """The Hadamard block size for n inputs: a power of 2 that divides n.
 
     >>> mixed(576), mixed(4096), mixed(99)
     (64, 128, 1)

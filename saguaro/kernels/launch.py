@@ -1,17 +1,17 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""How kernels of one stream follow one another: the next may start before the one before has ended.
+"""Programmatic dependent launch (NVIDIA, from Hopper on): a kernel may start before the previous one has ended.
 
-Programmatic dependent launch (NVIDIA, from Hopper on): a kernel that was launched early does what does not depend on
-the ones before (it finds its place, fetches weights), then waits until they are done and seen. Elsewhere a kernel
-starts when the one before has ended, and the wait is nothing.
+A kernel that starts early does the work that does not depend on earlier kernels (compute addresses, load weights), then
+waits until these are complete and their writes visible. On other devices a kernel starts when the previous one has
+ended, and the wait does nothing.
 
-Products let the next kernel start at once: it may be a product, too, whose weights are then on their way. All others
-let it start when they have waited: a kernel that waits takes room from whatever else runs on the device. Several may be
-in flight. One of torch's lets nobody start: all before it is done when the next one starts. Every step of a model
-begins with one, the look-up of its tokens.
+Products let the next kernel start at once: if it is a product too, it can load its weights. Other kernels let it start
+after their own wait, since a waiting kernel occupies resources. Several kernels may be in flight. A torch kernel never
+lets the next one start early: all earlier work is complete when that one starts. Every step of a model begins with a
+torch kernel, the embedding look-up.
 
-Invariant: a kernel waits before it reads what was written in this step, before it writes anything at all, and before it
-ends. Weights, and what was written before the step (page tables, lengths, keys of former tokens), it may read at once.
+Invariant: a kernel waits before it reads data written in this step, before any write, and before it ends. It may read
+weights, and data from before the step (page tables, lengths, keys of earlier tokens), before the wait.
 """
 
 import os
@@ -26,27 +26,27 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def let_next_start(EARLY: tl.constexpr):
-    """The kernel after this one may be launched from now on."""
+    """Allow the next kernel to start from now on."""
     if EARLY:
         gdc_launch_dependents()
 
 
 @triton.jit
 def wait_for_previous(EARLY: tl.constexpr):
-    """Until here nothing may be read that was written in this step, and nothing written."""
+    """Wait for earlier kernels. Before this, do not read data of this step and do not write."""
     if EARLY:
         gdc_wait()
 
 
 @triton.jit
 def follow(EARLY: tl.constexpr):
-    """Wait for the kernel before, then let the next one start."""
+    """Wait for earlier kernels, then let the next one start."""
     wait_for_previous(EARLY)
     let_next_start(EARLY)
 
 
 def early(device: torch.device) -> dict[str, Any]:
-    """Keywords of a launch: the constexpr EARLY, and what the launcher must know."""
+    """Keyword arguments of a launch: the constexpr EARLY, and the launcher's option."""
     return {"EARLY": True, "launch_pdl": True} if _can_start_early(device) else {"EARLY": False}
 
 

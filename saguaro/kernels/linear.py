@@ -1,21 +1,21 @@
 """Matrix products of few rows, bound by reading the weight once: norm, gate and residual are fused into them.
 
-A weight is [in, out] as everywhere, but lies in memory as [out, in] (`weight.stride() == (1, in)`).
+A weight has shape [in, out], and memory order [out, in] (`weight.stride() == (1, in)`).
 
-Who writes the stream knows the norm it is read through next, and leaves x * norm beside x, with the sums of x^2 of its
-tile. A reader is then a product of two matrices that go straight to shared memory, and divides its sums by the rms.
+RMSNorm is split between two products. The product that writes the residual stream x also stores x * norm, and the sums
+of x^2 of its tile. The product that reads it multiplies x * norm by the weight and divides the result by the rms.
 
-The one invariant: row i of a result is a function of row i of the input, to the bit, whatever the other rows and
-however many up to MAX_ROWS. So everything that orders a sum (`config`) is a function of the weight's shape and dtype:
+Invariant: row i of a result is a function of row i of the input, bit for bit, regardless of the other rows and of
+their number up to MAX_ROWS. So all parameters that order a sum (`config`) depend only on the weight's shape and dtype:
 
-* the weight is the left operand of the dot, [BLOCK_N, BLOCK_K] @ [BLOCK_K, BLOCK_T]: the number of rows only widens
-  the right one, which changes neither the instruction nor the order in which it adds up over k;
-* programs that share a tile's k leave partial sums, and the last to arrive adds them up, first to last;
-* sums of squares are folded in pairs, and a + b = b + a: no layout the compiler may choose for more rows shows;
-* floating-point contraction is off: whether a product and a sum become one instruction may depend on the layout too.
+* the weight is the left operand of the dot, [BLOCK_N, BLOCK_K] @ [BLOCK_K, BLOCK_T]: more rows only widen the right
+  operand, which changes neither the instruction nor the order of the sum over k;
+* programs that split a tile's k store partial sums, and the last program to finish adds them in order;
+* sums of squares are added in pairs, and a + b = b + a, so the compiler's layout for more rows does not matter;
+* floating-point contraction is off: whether a product and a sum are fused may also depend on the layout.
 """
 
-# Kernels are compiled from their source: Triton has its own annotations, and no types.
+# Triton kernels have their own annotations, not types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from collections.abc import Callable
@@ -32,27 +32,27 @@ from saguaro.kernels.launch import follow, let_next_start, wait_for_previous
 from saguaro.kernels.short import Short
 from saguaro.model.transformer import TORCH, KVWrite, QKNormRope, Residual
 
-MAX_ROWS = 64  # above it torch takes over: many rows are bound by arithmetic
-LEAST_ROWS = 16  # the narrowest right operand
-ROW_TILE = 64  # the widest: further rows are further programs, and find the weight in the cache
-N_COUNTERS = 4096  # tiles a product with a shared k may have
+MAX_ROWS = 64  # above it torch is used: many rows are bound by arithmetic
+LEAST_ROWS = 16  # narrowest right operand
+ROW_TILE = 64  # widest right operand: more rows are more programs, which find the weight in the cache
+N_COUNTERS = 4096  # most tiles of a product with split k
 N_MULTIPROCESSORS = 132
-N_PROGRAMS = 2 * N_MULTIPROCESSORS  # that run at the same time
-BLOCKS = 24  # of k that a program takes, about: shorter ones merge too often, longer ones end too far apart
+N_PROGRAMS = 2 * N_MULTIPROCESSORS  # concurrent programs
+BLOCKS = 24  # k blocks per program, about: fewer merge too often, more finish too far apart
 MOST_SPLIT = 8
-# Shared memory of a program, at most: half of what a Hopper has, so that a second one (of the next kernel, maybe) fits.
+# Most shared memory of a program: half of a Hopper's, so that a second program (maybe of the next kernel) fits.
 SHARED_BYTES = 112 * 1024
 BEGIN_WARPS = 8
 
 
 class Config(NamedTuple):
-    """How a product is cut: a function of the weight's shape and dtype, never of the number of rows."""
+    """The tiling of a product: a function of the weight's shape and dtype, never of the number of rows."""
 
     block_n: int  # rows of [out, in] memory per program; gate and up rows together
     block_k: int
-    split: int  # programs that share a tile's k
+    split: int  # programs among which a tile's k is split
     warps: int
-    stages: int  # steps of the loop over k in flight, where shared memory has room for them
+    stages: int  # pipeline stages of the loop over k, if shared memory suffices
 
 
 @cache
@@ -62,7 +62,7 @@ def config(n_in: int, n_out: int, dtype: torch.dtype) -> Config:
     >>> config(5120, 51200, torch.bfloat16), config(25600, 5120, torch.bfloat16).split
     (Config(block_n=128, block_k=128, split=1, warps=8, stages=3), 8)
     """
-    if dtype == torch.float32:  # no tensor cores: operands live in registers
+    if dtype == torch.float32:  # no tensor cores: operands are in registers
         cut = Config(block_n=32, block_k=32, split=1, warps=4, stages=2)
     elif 128 * N_PROGRAMS <= n_out < 512 * N_PROGRAMS:
         return Config(block_n=128, block_k=128, split=1, warps=8, stages=3)
@@ -76,22 +76,22 @@ def config(n_in: int, n_out: int, dtype: torch.dtype) -> Config:
 
 
 def choose(n_in: int, n_out: int, dtype: torch.dtype) -> Config | Short:
-    """How the product with a weight is cut: small weights are held, larger ones read by a loop."""
+    """The tiling for a weight: small weights are held in registers, larger ones read by a loop."""
     return short.short(n_in, n_out, dtype) or config(n_in, n_out, dtype)
 
 
 class Scaled(NamedTuple):
-    """What a reader needs of the stream x: norm(x) = x_scaled / sqrt(sum of squares / D + eps)."""
+    """The residual stream x for its reader: norm(x) = x_scaled / sqrt(sum of squares / D + eps)."""
 
     x_scaled: Tensor  # [T, D]: x * norm
-    squares: Tensor  # [T, n_parts] float32: their sum is that of x^2
+    squares: Tensor  # [T, n_parts] float32: partial sums of x^2
     eps: float
 
 
 class TritonProducts:
-    """See saguaro.model.transformer.Products; TORCH is the twin, and takes over above MAX_ROWS.
+    """See saguaro.model.transformer.Products; TORCH is the twin, and is used above MAX_ROWS.
 
-    One for each stream of work: products that run at the same time must not share the counters.
+    Use one per stream: concurrent products must not share the counters.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class TritonProducts:
         return Residual(x, Scaled(scaled, squares, eps))
 
     def read(self, stream: Residual, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-        """See Products: sums are float32 until the end."""
+        """See Products: sums are in float32."""
         if len(stream.x) > MAX_ROWS:
             return TORCH.read(stream, weight, bias, out_dtype)
         return self._read(stream.read, weight, bias, out_dtype, is_gated=False)
@@ -124,7 +124,7 @@ class TritonProducts:
     def read_heads(
         self, stream: Residual, weight: Tensor, bias: Tensor | None, turn: QKNormRope, place: KVWrite
     ) -> Tensor:
-        """See Products: with a small weight and without norms of heads, all in one; the same bits as in two."""
+        """See Products: one kernel for a small weight without per-head norms, else two; both give the same bits."""
         n_rows, d = len(stream.x), place.memory.shape[2]
         chosen = self._choose(weight.shape[0], weight.shape[1], weight.dtype)
         if n_rows <= MAX_ROWS and isinstance(chosen, Short) and turn.q_norm is None and d % short.BLOCK_N == 0:
@@ -136,7 +136,7 @@ class TritonProducts:
         return rotary.turn_and_store(heads, *norms, turn.cos, turn.sin, place.memory, place.kv_index)
 
     def read_gated(self, stream: Residual, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """See Products: gate and up are float32."""
+        """See Products: gate and up are in float32."""
         if len(stream.x) > MAX_ROWS:
             return TORCH.read_gated(stream, weight, bias)
         return self._read(stream.read, weight, bias, stream.x.dtype, is_gated=True)
@@ -144,7 +144,7 @@ class TritonProducts:
     def write(
         self, stream: Residual, y: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float
     ) -> Residual:
-        """See Products: the sum is rounded once, and what its reader sees is computed from the rounded."""
+        """See Products: the sum is rounded once; x * norm and the squares are computed from the rounded sum."""
         x = stream.x
         if len(x) > MAX_ROWS:
             return TORCH.write(stream, y, weight, bias, norm, eps)
@@ -194,18 +194,18 @@ class TritonProducts:
 
 
 class _Cut(NamedTuple):
-    """A configuration, applied to a number of rows."""
+    """A configuration for a number of rows."""
 
     config: Config
     block_t: int
     n_tiles: int
     n_row_tiles: int
-    n_split: int  # parts that have something to do
+    n_split: int  # parts of k that are not empty
     per_split: int  # of k
 
     @classmethod
     def of(cls, chosen: Config, n_rows: int, n_in: int, n_out: int) -> "_Cut":
-        """per_split depends on no number of rows."""
+        """per_split does not depend on the number of rows."""
         block_t = min(ROW_TILE, max(LEAST_ROWS, triton.next_power_of_2(n_rows)))
         per_split = _ceil(_ceil(n_in, chosen.block_k), chosen.split) * chosen.block_k
         n_tiles, n_row_tiles = _ceil(n_out, chosen.block_n), _ceil(n_rows, block_t)
@@ -215,16 +215,16 @@ class _Cut(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Programs that read the same weights run side by side; so do those that add up to one tile."""
+        """Programs that read the same weights are adjacent; so are those that split one tile."""
         return self.n_row_tiles, self.n_split, self.n_tiles
 
     def workspace(self, device: torch.device) -> Tensor:
-        """Where parts leave their sums, tile by tile."""
+        """Memory for partial sums, tile by tile."""
         parts = self.n_tiles * self.n_row_tiles * self.n_split if self.n_split > 1 else 0
         return torch.empty(parts * self.config.block_n * self.block_t, dtype=torch.float32, device=device)
 
     def keywords(self, a: Tensor) -> dict[str, Any]:
-        """What both kernels of products take."""
+        """Keyword arguments of both kernels."""
         chosen, size = self.config, a.element_size()
         stage_bytes = (chosen.block_n + self.block_t) * chosen.block_k * size
         return {
@@ -243,7 +243,7 @@ class _Cut(NamedTuple):
 
 @cache
 def _shared_bytes(device: torch.device) -> int:
-    """What a program may use: it bounds the stages, which order no sum."""
+    """Shared memory of a program. It bounds the stages, which do not affect the order of sums."""
     if device.type != "cuda":
         return SHARED_BYTES
     most = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 64 * 1024)  # AMD: 64 KiB
@@ -260,7 +260,7 @@ def _log2(n: int) -> int:
 
 @triton.jit
 def _load_weights(places, k, n_in, EVEN_K: tl.constexpr):
-    """A tile [BLOCK_N, BLOCK_K] of the weight, zero beyond k: read once, so not to be kept."""
+    """A tile [BLOCK_N, BLOCK_K] of the weight, zero beyond k: read once, so evicted first."""
     if EVEN_K:
         tile = tl.load(places, eviction_policy="evict_first")
     else:
@@ -270,7 +270,7 @@ def _load_weights(places, k, n_in, EVEN_K: tl.constexpr):
 
 @triton.jit
 def _load_rows(places, k, n_in, is_row, EVEN_K: tl.constexpr):
-    """A tile [BLOCK_T, BLOCK_K] of the input, zero beyond rows and k: every program reads it."""
+    """A tile [BLOCK_T, BLOCK_K] of the input, zero beyond rows and k: read by every program, so evicted last."""
     if EVEN_K:
         tile = tl.load(places, mask=is_row, other=0.0, eviction_policy="evict_last")
     else:
@@ -280,7 +280,7 @@ def _load_rows(places, k, n_in, is_row, EVEN_K: tl.constexpr):
 
 @triton.jit
 def _dot(w, a, acc, WIDEN: tl.constexpr):  # [BLOCK_N, BLOCK_K], [BLOCK_T, BLOCK_K], [BLOCK_N, BLOCK_T]
-    """acc + w @ a'; WIDEN: through float32, since Triton's interpreter has no bfloat16 products."""
+    """acc + w @ a'; WIDEN: in float32, since Triton's interpreter has no bfloat16 products."""
     if WIDEN:
         w, a = w.to(tl.float32), a.to(tl.float32)
     return tl.dot(w, tl.trans(a), acc, input_precision="ieee")
@@ -305,13 +305,13 @@ def _product(
 
 @triton.jit
 def _load_bias(bias, rows, HAS_BIAS: tl.constexpr):
-    """[BLOCK_N], or nothing that costs anything."""
+    """[BLOCK_N]; without a bias, an unused value that costs nothing."""
     return tl.load(bias + rows) if HAS_BIAS else rows
 
 
 @triton.jit
 def _places(partial, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr):
-    """Where the first part of this program's tile lies, n by n as results do; and the number of the tile."""
+    """Addresses of the first part of this program's tile, n contiguous as in results; and the tile's number."""
     tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     first = partial + tile.to(tl.int64) * (SPLIT * BLOCK_N * BLOCK_T)
     return first + tl.arange(0, BLOCK_N)[:, None] + tl.arange(0, BLOCK_T)[None, :] * BLOCK_N, tile
@@ -319,10 +319,10 @@ def _places(partial, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.con
 
 @triton.jit
 def _is_last(acc, partial, arrived, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr):
-    """Leave this program's part of its tile; whether all others have left theirs."""
+    """Store this program's partial sum; whether it is the last part of its tile."""
     places, tile = _places(partial, BLOCK_T, BLOCK_N, SPLIT)
     tl.store(places + tl.program_id(1) * (BLOCK_N * BLOCK_T), acc)
-    tl.debug_barrier()  # every thread's part is written before one of them counts it; who counts last sees them all
+    tl.debug_barrier()  # all threads have written before one of them counts; the last to count sees all parts
     is_last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLIT - 1
     if is_last:
         tl.store(arrived + tile, 0)
@@ -331,7 +331,7 @@ def _is_last(acc, partial, arrived, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr
 
 @triton.jit
 def _sum_parts(partial, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr):
-    """The parts of a tile, first to last; past the first-level cache, where other programs' writes are not."""
+    """Sum a tile's parts in order. Loads bypass L1, which does not have other programs' writes."""
     places, _ = _places(partial, BLOCK_T, BLOCK_N, SPLIT)
     total = tl.load(places, cache_modifier=".cg")
     for part in tl.static_range(1, SPLIT):
@@ -341,7 +341,7 @@ def _sum_parts(partial, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.
 
 @triton.jit
 def _sum_columns(a, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, FOLDS: tl.constexpr):
-    """[HEIGHT, WIDTH] -> [1, WIDTH], 2^FOLDS = HEIGHT: sums of neighbours, the same whatever the layout."""
+    """[HEIGHT, WIDTH] -> [1, WIDTH], 2^FOLDS = HEIGHT: pairwise sums, independent of the layout."""
     for i in tl.static_range(FOLDS):
         a = tl.sum(tl.reshape(a, (HEIGHT >> (i + 1), 2, WIDTH)), axis=1)
     return a
@@ -352,7 +352,7 @@ def _begin_kernel(
     x, norm, scaled, squares, n, x_stride,
     BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row."""
+    """One program per row."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     follow(EARLY)
@@ -374,7 +374,7 @@ def _read_kernel(
     let_next_start(EARLY)
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     i = tl.arange(0, BLOCK_N)
-    # Beyond the edge the last row is read again and its result not stored: a full tile needs no mask.
+    # Beyond the edge the last row is read again and its result is not stored: loads need no mask.
     if IS_GATED:  # rows 2j and 2j + 1 of the tile are the gate and the up of one output
         half = n_out // 2
         rows = tl.minimum(tl.program_id(2) * (BLOCK_N // 2) + i // 2, half - 1) + (i % 2) * half
@@ -383,7 +383,7 @@ def _read_kernel(
     weights = weight + rows.to(tl.int64) * weight_stride
     from_k = tl.program_id(1) * per_split
     wait_for_previous(EARLY)
-    added = _load_bias(bias, rows, HAS_BIAS)  # what only the end needs is on its way while the product runs
+    added = _load_bias(bias, rows, HAS_BIAS)  # operands of the epilogue load while the product runs
     part = tl.arange(0, PARTS)
     is_part = (part < n_parts)[:, None] & (t < n_rows)[None, :]
     parts = tl.load(squares + t[None, :] * n_parts + part[:, None], mask=is_part, other=0.0)
@@ -438,11 +438,11 @@ def _write_kernel(
     let_next_start(EARLY)
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     n = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = tl.minimum(n, n_out - 1)  # beyond the edge the last row is read again and its result not stored
+    rows = tl.minimum(n, n_out - 1)  # beyond the edge the last row is read again; its result is not stored
     weights = weight + rows.to(tl.int64) * weight_stride
     from_k = tl.program_id(1) * per_split
     wait_for_previous(EARLY)
-    added = _load_bias(bias, rows, HAS_BIAS)  # what only the end needs is on its way while the product runs
+    added = _load_bias(bias, rows, HAS_BIAS)  # operands of the epilogue load while the product runs
     by = tl.load(norm + n, mask=n < n_out, other=0.0)
     inside = (n < n_out)[:, None] & (t < n_rows)[None, :]
     old = tl.load(x + t.to(tl.int64)[None, :] * x_stride + n[:, None], mask=inside, other=0.0)
@@ -462,7 +462,7 @@ def _finish_write(
     acc, old, added, by, n, t, out, scaled, squares, n_rows, n_out,
     FOLDS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """out = old + acc (+ bias), rounded; and of the rounded: times norm, and this tile's sums of squares."""
+    """out = old + acc (+ bias), rounded; from the rounded value: out * norm, and this tile's sums of squares."""
     if HAS_BIAS:
         acc += added.to(tl.float32)[:, None]
     new = (old.to(tl.float32) + acc).to(out.dtype.element_ty)

@@ -1,6 +1,6 @@
-"""cpu.c as a library, compiled for this machine when it is first needed and kept as Python keeps its bytecode.
+"""cpu.c as a shared library, compiled for this machine on first use and cached in __pycache__.
 
-A machine without a C compiler has no such library, and says so where it is asked for.
+Without a C compiler there is no library, and asking for it raises an error.
 """
 
 import ctypes
@@ -19,10 +19,10 @@ from saguaro.errors import ConfigError
 
 SOURCE = Path(__file__).with_name("cpu.c")
 COMPILERS = ("gcc", "cc", "clang")
-# No -ffast-math: it would change how the whole process treats the smallest numbers.
+# No -ffast-math: it would change the handling of denormal numbers in the whole process.
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 
-ALONE = ["-DALONE"]  # on one thread; the name says so in the key
+ALONE = ["-DALONE"]  # single-threaded; the macro only changes the key
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -37,7 +37,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
 
 
 def library() -> ctypes.CDLL:
-    """The library; a ConfigError that says why where there can be none."""
+    """The library; ConfigError with the reason if it is not available."""
     found = find()
     if isinstance(found, str):
         raise ConfigError(found)
@@ -45,24 +45,24 @@ def library() -> ctypes.CDLL:
 
 
 def is_there() -> bool:
-    """Whether this machine has the library."""
+    """Whether the library is available."""
     return not isinstance(find(), str)
 
 
 @functools.cache
 def find() -> ctypes.CDLL | str:
-    """The library, or why there can be none; sought once."""
+    """The library, or the reason why it is not available; cached."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         return f"no C compiler ({', '.join(COMPILERS)}) was found; install gcc or clang"
     reason = ""
-    for flags in filter(None, (_threads(), ALONE)):  # clang's threads are not those of torch: then alone
+    for flags in filter(None, (_threads(), ALONE)):  # clang cannot use torch's OpenMP: single-threaded then
         try:
             return _load(compiler, [*FLAGS, *flags], SOURCE.parent / "__pycache__")
-        except OSError:  # a folder that cannot be written to, or run from, or a compiler that fails
+        except OSError:  # the folder is not writable or not executable, or the compiler failed
             pass
         try:
-            with tempfile.TemporaryDirectory(prefix="saguaro-") as folder:  # what is loaded needs its file no more
+            with tempfile.TemporaryDirectory(prefix="saguaro-") as folder:  # a loaded library does not need its file
                 return _load(compiler, [*FLAGS, *flags], Path(folder))
         except OSError as e:
             reason = str(e)
@@ -70,7 +70,7 @@ def find() -> ctypes.CDLL | str:
 
 
 def at(tensor: Tensor | None) -> int | None:
-    """Where a tensor's elements lie, one after the other."""
+    """The address of a contiguous tensor."""
     if tensor is None:
         return None
     assert tensor.is_contiguous(), tensor.stride()
@@ -78,14 +78,14 @@ def at(tensor: Tensor | None) -> int | None:
 
 
 def _threads() -> list[str]:
-    """How to share the threads of torch: by the very library that it came with."""
+    """Flags to share torch's threads: link the OpenMP library that torch ships."""
     home = Path(torch.__file__).parent
     found = sorted([*(home / "lib").glob("libgomp*.so*"), *(home.parent / "torch.libs").glob("libgomp*.so*")])
     return ["-fopenmp", str(found[0]), f"-Wl,-rpath,{found[0].parent}", "-Wl,--as-needed"] if found else []
 
 
 def _load(compiler: str, flags: list[str], folder: Path) -> ctypes.CDLL:
-    """The library out of this folder; compiled first if it is not there."""
+    """Load the library from this folder; compile it first if it is missing."""
     path = folder / f"cpu-{_key(compiler, flags)}.so"
     if not path.exists():
         _compile(compiler, flags, path)
@@ -96,7 +96,7 @@ def _load(compiler: str, flags: list[str], folder: Path) -> ctypes.CDLL:
 
 
 def _key(compiler: str, flags: list[str]) -> str:
-    """What the library depends on: source, flags, compiler, and what it knows of the machine."""
+    """Hash of everything that the library depends on: source, flags, and the compiler's macros for this machine."""
     about = subprocess.run(
         [compiler, *FLAGS[:2], "-dM", "-E", "-x", "c", "/dev/null"], capture_output=True, check=False
     ).stdout
@@ -107,7 +107,7 @@ def _compile(compiler: str, flags: list[str], path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="cpu-") as folder:
         made = Path(folder) / path.name
-        # the source before the flags: libraries are searched for what stands before them
+        # source before flags: the linker resolves symbols of earlier arguments
         done = subprocess.run(
             [compiler, str(SOURCE), "-o", str(made), *flags, "-lm"], capture_output=True, text=True, check=False
         )

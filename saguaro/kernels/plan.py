@@ -1,18 +1,18 @@
-"""The joint planner's round as two kernels: the likeliest outcomes of every row, and what became of them.
+"""The joint planner as two kernels: plan the likeliest outcomes of every row, and learn from the actual ones.
 
-Its twin is draft/planner.py's Joint in plain torch, which owns the tables and says what they mean. Leads, bins and
-rates are the twin's to the bit; chances may differ in their last bits, and outcomes whose chances agree to 2^-40 stand
-in the order of their places.
+The twin is Joint in draft/planner.py, in plain torch, which owns and documents the tables. Leads, bins and rates equal
+the twin's bit for bit. Probabilities may differ in their last bits; outcomes whose probabilities agree to 2^-40 are
+ordered by place.
 
-A chance and its place travel as one int64 that sorts as they do, ties to the smaller place:
+A probability and its place are packed into one int64 that sorts like the pair, ties to the smaller place:
 
     bits    63 ........ n   n-1 ........ 0
-            chance          ~place              chances are not negative: their bits sort as they do
+            chance          ~place              chances are not negative, so their bits sort like their values
 
-so the best is a maximum, and the next one is the maximum of all that are less.
+So the best is a maximum, and the next one is the maximum of all smaller keys.
 """
 
-# Kernels are compiled from their source: Triton has its own annotations, and no types.
+# Triton kernels have their own annotations, not types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import math
@@ -30,22 +30,22 @@ from saguaro.types import Outcome
 NEVER = tl.constexpr(float("-inf"))
 ALWAYS = tl.constexpr(float("inf"))
 NOTHING = tl.constexpr(-1)  # less than any key
-TILE = 2048  # elements that a program learns from at a time
+TILE = 2048  # elements that a program processes at a time in `learn`
 
 
 class TritonJoint:
-    """Joint's kernels. They keep nothing: the tables and the rows waited for are the planner's, changed in place."""
+    """Joint's kernels. They are stateless: tables and held rows belong to the planner and are changed in place."""
 
     def plan(
         self,
         ahead: Ahead,
         held: Ahead,  # R >= B rows of the same shape, contiguous
         tables: tuple[Tensor, Tensor],  # accept, bonus: [3, n_bins] float64 contiguous: hits, trials, curve
-        edges: tuple[Tensor, Tensor, Tensor],  # of leads, trusts (float64) and ranks (int64), ascending
+        edges: tuple[Tensor, Tensor, Tensor],  # bin edges of leads, trusts (float64) and ranks (int64), ascending
         strength: float,
         M: int,
     ) -> Planned:
-        """The M likeliest outcomes of each row, which is held from now on; rows of length -1 have none."""
+        """The M likeliest outcomes of each row; rows of length -1 have none. The rows are stored in `held`."""
         n_rows, n_steps, width = ahead.candidates.shape
         n_held, device = len(held.slots), ahead.slots.device
         assert held.candidates.shape == (n_held, n_steps, width), (held.candidates.shape, ahead.candidates.shape)
@@ -70,16 +70,16 @@ class TritonJoint:
         held: Ahead,
         tables: tuple[Tensor, Tensor],
         edges: tuple[Tensor, Tensor, Tensor],
-        decay: float,  # of the tables, for each row learnt from
+        decay: float,  # factor of the tables for each row learnt from
     ) -> None:
-        """Count what became of the rows that were waited for, which are so no longer."""
+        """Update the tables with the outcomes of held rows, and release these rows."""
         n_held, n_steps, width = held.candidates.shape
         n = len(outcome.slots)
         if n_held == 0 or n == 0:
             return
         block_c = triton.next_power_of_2(width)
         block_r = min(triton.next_power_of_2(n_held), 64, max(1, TILE // block_c))
-        block_n = triton.next_power_of_2(max(n, n_held))  # the same for every n that is usual: one kernel for all
+        block_n = triton.next_power_of_2(max(n, n_held))  # the same for all usual n: one compiled kernel
         decided = outcome.slots, outcome.length, outcome.n_accepted, outcome.bonus
         _learn_kernel[(1,)](
             *decided, held.slots, held.tokens, held.length, held.candidates, held.scores,
@@ -114,13 +114,13 @@ def _bin(x, edges, N: tl.constexpr):
 
 @triton.jit
 def _standing(scores):
-    """[R, C] -> rank and lead of each that is left, planning's `ranks` and `leads`; what the others get is not used."""
+    """[R, C] -> rank and lead of each finite score, as planning's `ranks` and `leads`; undefined for the others."""
     is_left = scores > NEVER
     rank = tl.cumsum(is_left.to(tl.int32), axis=1) - 1
     is_best = is_left & (rank == 0)
     best = tl.max(scores, axis=1)[:, None]
     second = tl.max(tl.where(is_best, NEVER, scores), axis=1)[:, None]
-    best_left = tl.where(best > NEVER, best, 0.0)  # no -inf - -inf where none is left
+    best_left = tl.where(best > NEVER, best, 0.0)  # avoids -inf - -inf if no score is finite
     return rank, tl.where(is_best, best_left - second, scores - best_left).to(tl.float64)
 
 
@@ -148,7 +148,7 @@ def _bonus_bin(
 
 @triton.jit
 def _rate(table, bins, mask, STRENGTH: tl.constexpr, N: tl.constexpr):
-    """The chance in each bin; 1 where there is none."""
+    """The rate of each bin; 1 where the mask is false."""
     hits = tl.load(table + bins, mask=mask, other=0.0)
     trials = tl.load(table + N + bins, mask=mask, other=0.0)
     curve = tl.load(table + 2 * N + bins, mask=mask, other=1.0)
@@ -165,7 +165,7 @@ def _plan_kernel(
     N_LEADS: tl.constexpr, N_TRUSTS: tl.constexpr, N_RANKS: tl.constexpr,
     N_ACCEPT: tl.constexpr, N_BONUS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program: one held row, its outcomes as a tile [BLOCK_K, BLOCK_C]. From n on, rows are not waited for."""
+    """One program: one held row, its outcomes as a tile [BLOCK_K, BLOCK_C]. Held rows from n on are released."""
     follow(EARLY)
     row = tl.program_id(0)
     if row >= n:
@@ -197,7 +197,7 @@ def _plan_kernel(
         bins = _bonus_bin(left, trust, step == end, leads, trusts, ranks, N_LEADS, N_TRUSTS, N_RANKS)
         worth = reached[:, None] * _rate(bonus, bins, is_left, STRENGTH, N_BONUS)
 
-        LAST: tl.constexpr = BLOCK_K * BLOCK_C - 1  # a power of two less one
+        LAST: tl.constexpr = BLOCK_K * BLOCK_C - 1  # a power of two minus one
         place = step[:, None] * BLOCK_C + column[None, :]
         keys = (worth.to(tl.int64, bitcast=True) & ~LAST) | (LAST - place)
         keys = tl.ravel(tl.where(is_left & (worth > 0), keys, NOTHING), can_reorder=True)
@@ -219,7 +219,7 @@ def _plan_kernel(
 def _match(
     held_slots, held_length, slots, length, row, n, slots_row, length_row, R: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """The first outcome of each held row, [BLOCK_R]; BLOCK_N for a row that has none."""
+    """Index of the first outcome of each held row, [BLOCK_R]; BLOCK_N if it has none."""
     i = tl.arange(0, BLOCK_N)
     slot = tl.load(held_slots + row, mask=row < R, other=-1)
     end = tl.load(held_length + row, mask=row < R, other=-1)
@@ -232,7 +232,7 @@ def _match(
 
 @triton.jit
 def _fade(table, kept, N: tl.constexpr, BLOCK: tl.constexpr):
-    """Multiply the first N numbers."""
+    """Multiply the first N entries by `kept`."""
     for first in range(0, N, BLOCK):
         at = first + tl.arange(0, BLOCK)
         tl.store(table + at, tl.load(table + at, mask=at < N) * kept, mask=at < N)
@@ -240,7 +240,7 @@ def _fade(table, kept, N: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _count(table, bins, is_hit, is_trial, N: tl.constexpr):
-    """One more of each; every addend is 1, so their order does not matter."""
+    """Add 1 to trials and hits; all addends are 1, so their order does not matter."""
     one = tl.zeros_like(bins).to(tl.float64) + 1.0
     tl.atomic_add(table + N + bins, one, mask=is_trial, sem="relaxed")
     tl.atomic_add(table + bins, one, mask=is_trial & is_hit, sem="relaxed")
@@ -256,7 +256,7 @@ def _learn_kernel(
     N_LEADS: tl.constexpr, N_TRUSTS: tl.constexpr, N_RANKS: tl.constexpr,
     N_ACCEPT: tl.constexpr, N_BONUS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The only program: what is remembered fades by as many rows as are known, and then these are counted."""
+    """A single program: decay the tables once per matched row, then count these rows."""
     follow(EARLY)
     rows, column = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_C)
     n_known = tl.sum(tl.zeros((BLOCK_R,), tl.int32), axis=0)
@@ -269,7 +269,7 @@ def _learn_kernel(
         kept = tl.exp(n_known.to(tl.float64) * LOG_DECAY)
         _fade(accept, kept, 2 * N_ACCEPT, 64)
         _fade(bonus, kept, 2 * N_BONUS, 1024)
-        tl.debug_barrier()  # faded by one thread, counted by another
+        tl.debug_barrier()  # one thread decays an entry, another counts into it
         for first in range(0, R, BLOCK_R):
             row = first + rows
             which = _match(held_slots, held_length, slots, length, row, n, slots_row, length_row, R, BLOCK_N)
@@ -297,5 +297,5 @@ def _learn_kernel(
             trust = _trust(score, candidate, token)
             bins = _bonus_bin(left, trust, k == end, leads, trusts, ranks, N_LEADS, N_TRUSTS, N_RANKS)
             _count(bonus, bins, candidate == came[:, None], left > NEVER, N_BONUS)
-            tl.debug_barrier()  # all have read what is waited for
+            tl.debug_barrier()  # all threads have read the held rows
             tl.store(held_slots + row, -1, mask=is_known)

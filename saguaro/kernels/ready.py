@@ -1,4 +1,4 @@
-"""From a loaded model to one that runs: its weights in the form and the dtype that suit the device."""
+"""Convert a loaded model's weights to the memory order and dtype for the device."""
 
 import torch
 
@@ -11,7 +11,7 @@ from saguaro.types import Progress
 
 
 def ready(model: Transformer, dtype: torch.dtype, progress: Progress = lambda *_: None) -> Transformer:
-    """The model with weights of this dtype, packed in place where kernels of ours read them; a packed one is ready."""
+    """The model with weights of this dtype, packed in place for cpu.c where it is used. A packed model is unchanged."""
     if model.is_packed:
         return model
     if dtype == torch.int8:
@@ -23,19 +23,19 @@ def ready(model: Transformer, dtype: torch.dtype, progress: Progress = lambda *_
 
 
 def packs(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a model with weights of this dtype is packed on this device: it can then be loaded by rows."""
+    """Whether a model with weights of this dtype is packed on this device; if so it can be loaded with by_rows."""
     return device.type == "cpu" and dtype in (torch.int8, torch.float32) and native.is_there()
 
 
 def fastest(device: torch.device) -> torch.dtype:
-    """The dtype of weights that is fastest: bfloat16 on a GPU; on a CPU int8 where that can be, or else float32."""
+    """The fastest weight dtype: bfloat16 on a GPU; on a CPU int8 if the native library is available, else float32."""
     if device.type != "cpu":
         return torch.bfloat16
     return torch.int8 if native.is_there() else torch.float32
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """In what a model with weights of this dtype computes, and keeps keys and values.
+    """The dtype of computation, and of keys and values, for weights of this dtype.
 
     >>> computed_in(torch.int8), computed_in(torch.bfloat16)
     (torch.float32, torch.bfloat16)
@@ -44,7 +44,7 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 def check_int8(device: torch.device) -> None:
-    """Raise unless a model can have int8 weights on this device."""
+    """Raise unless int8 weights are supported on this device."""
     remedy = "use float32 or bfloat16"
     if device.type != "cpu":
         raise ConfigError(f"dtype is int8 and the device {device}; int8 weights are for a CPU: {remedy}")

@@ -1,11 +1,11 @@
-"""Between projection and attention: norm of each head, rotation, and keys and values into memory, as one kernel.
+"""Between projection and attention, one kernel: per-head norm, rope, and writing of keys and values.
 
-Invariant: a token's result depends on that token alone, to the bit. Everything is float32 until it is stored, so it
-differs from the twin, which rounds after the norm and after each step of the rotation, by a few units in the last
-place of the dtype (2^-8 for bfloat16) relative to the two coordinates a rotation mixes.
+Invariant: a token's result depends only on that token, bit for bit. All values are float32 until stored. The twin
+rounds after the norm and after each step of the rotation, so results differ by a few units in the last place of the
+dtype (2^-8 for bfloat16), relative to the two coordinates of a rotation.
 """
 
-# Kernels are compiled from their source: Triton has its own annotations, and no types.
+# Triton kernels have their own annotations, not types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import torch
@@ -18,7 +18,7 @@ from saguaro.kernels import launch
 from saguaro.kernels.launch import follow
 from saguaro.model.transformer import KVWrite, QKNormRope, Residual, TorchProducts
 
-GROUP = 8  # heads of one program
+GROUP = 8  # heads per program
 N_WARPS = 4
 
 
@@ -29,10 +29,10 @@ def turn_and_store(
     eps: float,
     cos: Tensor,  # [T, 1, d] or [T, d]
     sin: Tensor,  # [T, 1, d] or [T, d], negative on the first half
-    memory: Tensor,  # [n_slots, 2 * H_kv, d] contiguous, changed in place: keys, then values
-    kv_index: Tensor,  # [T] int64: where each token's keys and values go, -1: nowhere
+    memory: Tensor,  # [tokens, 2 * H_kv, d] contiguous, changed in place: keys, then values
+    kv_index: Tensor,  # [T] int64: where each token's keys and values are written; -1: not written
 ) -> Tensor:  # [T, H, d]
-    """The rotated queries; the rotated keys and the values are in memory afterwards."""
+    """Return the queries with rope; write the keys with rope, and the values, to memory."""
     n_tokens, n_heads, d = heads.shape
     n_stored = memory.shape[1]
     assert all(tensor.is_contiguous() for tensor in (heads, memory, cos, sin, kv_index))
@@ -60,7 +60,7 @@ def turn_and_store_plain(
     memory: Tensor,
     kv_index: Tensor,
 ) -> Tensor:
-    """turn_and_store in plain torch."""
+    """The twin of `turn_and_store`."""
     n_tokens, n_heads, d = heads.shape
     n_stored = memory.shape[1]
     n_q, n_turned = n_heads - n_stored, n_heads - n_stored // 2
@@ -76,7 +76,7 @@ def turn_and_store_plain(
 
 
 class PlainProducts(TorchProducts):
-    """By torch, for steps with tokens that have no place: the twin of TritonProducts."""
+    """Products in plain torch that allow a kv_index of -1: the twin of TritonProducts."""
 
     def read_heads(
         self, stream: Residual, weight: Tensor, bias: Tensor | None, turn: QKNormRope, place: KVWrite
@@ -99,7 +99,7 @@ def _turn_kernel(
     N_QUERIES: tl.constexpr, N_STORED: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     GROUP: tl.constexpr, HAS_NORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program: GROUP heads of one token, each as its two halves [GROUP, HALF]: the coordinates of the rotations."""
+    """One program: GROUP heads of one token, as two halves [GROUP, HALF]: the two coordinates of each rotation."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
     dims = tl.arange(0, BLOCK)

@@ -1,20 +1,20 @@
-"""From logits to tokens with shared noise: argmax, or the n best, of logits / temperature + noise.
+"""Sampling with shared noise: argmax, or the n best, of logits / temperature + noise.
 
-The noise is rng's, bit for bit up to the last step: Philox4x32-10 keyed by the seed at counter (token // 4, position,
-0, DOMAIN), lane token % 4. One counter serves four neighbouring tokens. Its logarithms may differ by an ulp or two
-from torch's.
+The noise is rng's, bit for bit except for the last step: Philox4x32-10 keyed by the seed at counter (token // 4,
+position, 0, DOMAIN), lane token % 4. One counter serves four consecutive tokens. Logarithms may differ from torch's by
+an ulp or two.
 
-A score and its token travel as one int64 that sorts as they do, ties to the lower token:
+A score and its token are packed into one int64 that sorts like the pair, ties to the lower token:
 
     bits    63 ........ 32   31 ........ 0
             ordered score    ~token
 
-so the best of many is a maximum, and the next one is the maximum of all that are less. Keys are all different, so the n
-best tokens lie in the n groups of tokens whose best are best: every program leaves the best of each of its groups, and
-one more program for each row finds those n groups, and computes and sorts what they hold.
+So the best is a maximum, and the next one is the maximum of all smaller keys. Keys are distinct, so the n best tokens
+are in the n groups of tokens with the best maxima. The first kernel stores the maximum of each group; the second, one
+program per row, finds those n groups, and computes and sorts their keys.
 """
 
-# Kernels are compiled from their source: Triton has its own annotations, and no types.
+# Triton kernels have their own annotations, not types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import torch
@@ -26,13 +26,13 @@ from saguaro import rng
 from saguaro.algo.verification import BROKEN
 from saguaro.kernels.launch import early, follow
 
-BLOCK = 1024  # tokens of one program
-N_WARPS = 4  # of that program
-WINDOW = 2048  # tokens that are sorted in the end, or a few more
-PER_COUNTER = tl.constexpr(4)  # tokens whose noise one counter makes
+BLOCK = 1024  # tokens per program of the first kernel
+N_WARPS = 4  # of the first kernel
+WINDOW = 2048  # tokens that the second kernel sorts, about
+PER_COUNTER = tl.constexpr(4)  # tokens per Philox counter
 NOTHING = tl.constexpr(-(2**63))  # less than any key
 DOMAIN = tl.constexpr(rng.DOMAIN)
-ODD = tl.constexpr(0x7FFFFFFF)  # more than any ordered score, and the bits of a NaN
+ODD = tl.constexpr(0x7FFFFFFF)  # greater than any ordered score; the bits of a NaN
 NO_TOKEN = tl.constexpr(BROKEN)
 
 
@@ -40,18 +40,18 @@ def choose(
     logits: Tensor,  # [L, V] float32, rows contiguous
     temperature: Tensor,  # [L] float32, 0: greedy
     seeds: Tensor,  # [L] int64
-    positions: Tensor,  # [L] int64, of the token to come
-    n_known: int,  # columns that are tokens; what the others hold does not matter
+    positions: Tensor,  # [L] int64, of the next token
+    n_known: int,  # columns that are tokens; other columns are ignored
 ) -> Tensor:  # [L] int64
-    """Every row's token: argmax(logits / temperature + noise), plain argmax at temperature 0; of ties the lowest.
+    """Every row's token: argmax(logits / temperature + noise), plain argmax at temperature 0; ties to the lowest.
 
-    BROKEN for a row with a NaN or +inf among its logits.
+    BROKEN for a row with a NaN or +inf logit.
     """
     return rank(logits, temperature, seeds, positions, n_known, 1, _marks=True)[0][:, 0]
 
 
 def choose_plain(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, n_known: int) -> Tensor:
-    """choose in plain torch."""
+    """The twin of `choose`."""
     scores = _scores_plain(logits, temperature, seeds, positions, n_known)
     return scores.argmax(-1).masked_fill(scores.isnan().any(-1), BROKEN)
 
@@ -60,8 +60,8 @@ def rank(
     logits: Tensor,  # [L, V] float32, rows contiguous
     temperature: Tensor,  # [L] float32, 0: greedy
     seeds: Tensor,  # [L] int64
-    positions: Tensor,  # [L] int64, of the token to come
-    n_known: int,  # columns that are tokens; what the others hold does not matter
+    positions: Tensor,  # [L] int64, of the next token
+    n_known: int,  # columns that are tokens; other columns are ignored
     n: int,
     *,
     _block: int = BLOCK,
@@ -69,7 +69,7 @@ def rank(
 ) -> tuple[Tensor, Tensor]:  # tokens [L, n] int64, scores [L, n] float32
     """The n best tokens of every row and their scores, best first: the first is `choose`'s.
 
-    A logit that is NaN or +inf has the score NaN and comes before all others.
+    A NaN or +inf logit has the score NaN and is ranked first.
     """
     n_rows = len(logits)
     temperature, seeds, positions = (x.contiguous() for x in (temperature, seeds, positions))
@@ -88,7 +88,7 @@ def rank(
         *given, n_known, logits.shape[1], logits.stride(0), BLOCK=_block, GROUP=group, num_warps=N_WARPS, **launch
     )
     width, n_pad = triton.next_power_of_2(n_groups), triton.next_power_of_2(n)
-    n_keys = width if n == 1 else max(width, n_pad * group)  # one program's
+    n_keys = width if n == 1 else max(width, n_pad * group)  # per program
     _row_kernel[(n_rows,)](
         *given, tokens, scores, n_known, n_groups, logits.stride(0),
         N=n, N_PAD=n_pad, GROUP=group, WIDTH=width, MARKS=_marks, num_warps=min(16, max(1, n_keys // 256)), **launch,
@@ -97,7 +97,7 @@ def rank(
 
 
 def group_of(n: int, block: int = BLOCK) -> int:
-    """Tokens of a group: n groups, rounded up, are a window; the best of a block is all that matters if n is 1.
+    """Tokens per group: n groups, rounded up, fill the window; for n = 1 a whole block.
 
     >>> group_of(1), group_of(9), group_of(65), group_of(2000)
     (1024, 128, 16, 4)
@@ -108,7 +108,7 @@ def group_of(n: int, block: int = BLOCK) -> int:
 def rank_plain(
     logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, n_known: int, n: int
 ) -> tuple[Tensor, Tensor]:
-    """rank in plain torch."""
+    """The twin of `rank`."""
     best = _scores_plain(logits, temperature, seeds, positions, n_known).sort(dim=-1, descending=True, stable=True)
     return best.indices[:, :n], best.values[:, :n]
 
@@ -121,7 +121,7 @@ def _scores_plain(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
 
 @triton.jit
 def _log1p(y):
-    """log(1 + y), y in (-1, 0], to a few ulps from log alone: the rounding of 1 + y cancels in the quotient."""
+    """log(1 + y), y in (-1, 0], to a few ulps, using only log: the rounding error of 1 + y cancels in the quotient."""
     one_and = 1.0 + y
     above = one_and - 1.0
     is_tiny = above == 0.0
@@ -155,7 +155,7 @@ def _warm(scores, heat, seed, position, groups):
 
 @triton.jit
 def _keys(logits, scores, tokens):
-    """float32, float32 and int32 -> int64 that sorts by score, then by token downwards; a NaN or +inf logit first."""
+    """float32, float32, int32 -> int64 keys, ordered by score, then by lower token; NaN and +inf logits are largest."""
     bits = (scores + 0.0).to(tl.int32, bitcast=True)  # -0 becomes +0, so that the two tie
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     ordered = tl.where(logits < float("inf"), ordered, ODD)
@@ -173,7 +173,7 @@ def _block_kernel(
     groups = block * N + tl.arange(0, N)
     token = groups[:, None] * GROUP + tl.arange(0, GROUP)[None]
     follow(EARLY)
-    # Masked at the row's end, a rounder number than n_known, a thread's four neighbours are one load.
+    # The mask uses the row's width, a rounder number than n_known, so that four tokens of a thread are one load.
     given = tl.load(logits + row * stride + token, mask=token < n_columns, other=0.0)
     scores = given
     heat = tl.load(temperature + row)
@@ -185,7 +185,7 @@ def _block_kernel(
 
 @triton.jit
 def _store_key(key, token, score, MARKS: tl.constexpr):
-    """_keys, undone."""
+    """Unpack a key (see _keys) and store its token and score."""
     ordered = (key >> 32).to(tl.int32)
     bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
     chosen = 0x7FFFFFFF - (key & 0x7FFFFFFF)

@@ -1,22 +1,22 @@
-"""Products of few rows with a small weight, which is on its way before the rows are there.
+"""Products of few rows with a small weight, which is loaded before the rows are available.
 
-A small model's step is bound by latency: between two products that depend on each other lie a kernel's end and
-beginning, its first loads and its merge. Here every program has 16 rows of the [out, in] memory over all of k, loads
-them into registers before it waits for the kernel before, and needs no other program's sums. Its warps share k:
+A small model's step is bound by latency: each of its dependent products adds the end and start of a kernel, the first
+loads and a merge. Here every program takes 16 rows of the [out, in] memory over all of k, loads them into registers
+before it waits for the previous kernel, and needs no merge with other programs. Its warps split k:
 
     k        0 ---- 32 * STEPS ---- 64 * STEPS ---- ... ---- WARPS * 32 * STEPS ---- ...
     warp     |------- 0 -------|------- 1 -------| ... |---- WARPS - 1 ----|----- 0 -----| ...
 
-Both operands go from memory to the registers in which the tensor cores want them. An instruction takes 16 columns, and
-of them 2q, 2q + 1, 2q + 8, 2q + 9 from thread q of four. A sum over k may be taken in any order: thread q loads 8
-consecutive columns at once, and says they are those of two instructions.
+Both operands are loaded directly into the registers of the tensor cores' layout. An instruction takes 16 columns:
+columns 2q, 2q + 1, 2q + 8, 2q + 9 from thread q of four. Since a sum over k may have any order, thread q loads 8
+consecutive columns at once and passes them as its columns of two instructions.
 
-Invariant: row i of a result is a function of row i of the input, to the bit, whatever the other rows: rows are computed
-ROW_TILE at a time, all tiles by the same instructions. Tiles are unrolled: what is held across a loop, compilers from
-Triton 3.7 on keep in shared memory, more of it than small GPUs have.
+Invariant: row i of a result is a function of row i of the input, bit for bit, regardless of the other rows: rows are
+computed ROW_TILE at a time, all tiles by the same instructions. The loop over tiles is unrolled: from Triton 3.7 on,
+compilers keep values that live across a loop in shared memory, of which small GPUs have too little.
 """
 
-# Kernels are compiled from their source: Triton has its own annotations, and no types.
+# Triton kernels have their own annotations, not types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from functools import cache
@@ -31,32 +31,32 @@ from saguaro.kernels import launch
 from saguaro.kernels.launch import let_next_start, wait_for_previous
 from saguaro.model.transformer import KVWrite, QKNormRope
 
-BLOCK_N = 16  # rows of [out, in] memory per program, the narrowest left operand; gate and up rows together
+BLOCK_N = 16  # rows of [out, in] memory per program, gate and up rows together: the narrowest left operand
 ROW_TILE = 8  # rows at a time: the narrowest right operand
-STEP = 32  # columns that a warp takes at a time: four threads of VECTOR
-VECTOR = 8  # columns that a thread loads at once
-MOST_BYTES = 40e6  # of a weight: a larger one is bound by memory, and read by a loop
-MOST_OF_FOUR = 2048  # columns that the registers of four warps hold; more warps take longer to start and to meet
+STEP = 32  # columns per warp and step: four threads of VECTOR
+VECTOR = 8  # columns per load of a thread
+MOST_BYTES = 40e6  # of a weight: a larger one is bound by memory bandwidth, and read by a loop
+MOST_OF_FOUR = 2048  # columns that fit the registers of four warps; more warps start and synchronise more slowly
 MOST_HELD = 96 * 1024  # bytes of a weight that one program holds: less than half of a multiprocessor's registers
 
 
 class Short(NamedTuple):
-    """How a small weight is shared out: a function of its shape and dtype, never of the number of rows."""
+    """The tiling of a small weight: a function of its shape and dtype, never of the number of rows."""
 
     block_n: int  # rows of [out, in] memory per program; gate and up rows together
     warps: int
-    steps: int  # of a warp, in a chunk
+    steps: int  # per warp and chunk
     chunks: int
 
     @classmethod
     def of(cls, block_n: int, warps: int, n_in: int) -> "Short":
-        """All of k, with as little as possible that is computed in vain."""
+        """The tiling of all of k with the least padding."""
         cuts = [cls(block_n, warps, steps, -(-n_in // (warps * STEP * steps))) for steps in (4, 2, 1)]
         return min(cuts, key=lambda cut: cut.width)
 
     @property
     def width(self) -> int:
-        """Columns, those included that only fill the last chunk."""
+        """Columns, including the padding of the last chunk."""
         return self.chunks * self.warps * STEP * self.steps
 
     def n_tiles(self, n_out: int) -> int:
@@ -66,20 +66,20 @@ class Short(NamedTuple):
 
 @cache
 def short(n_in: int, n_out: int, dtype: torch.dtype) -> Short | None:
-    """How a weight is shared out; None where another kernel has to take it.
+    """The tiling of a weight; None if it needs another kernel.
 
     >>> short(1024, 4096, torch.bfloat16), short(5120, 51200, torch.bfloat16)
     (Short(block_n=16, warps=4, steps=4, chunks=2), None)
     """
     if torch.version.hip or dtype.itemsize != 2 or n_in * n_out * dtype.itemsize > MOST_BYTES or n_in % VECTOR != 0:
-        return None  # AMD's matrix cores want other columns of a thread: these would go through all of shared memory
+        return None  # AMD's matrix cores have another layout: a conversion would go through shared memory
     cut = Short.of(BLOCK_N, 4 if n_in <= MOST_OF_FOUR else 8, n_in)
     return cut if cut.width * cut.block_n * dtype.itemsize <= MOST_HELD else None
 
 
 def read(
     a: Tensor,  # [T, in]: x * norm
-    squares: Tensor,  # [T, n_parts] float32: their sum is that of x^2
+    squares: Tensor,  # [T, n_parts] float32: partial sums of x^2
     eps: float,
     weight: Tensor,
     bias: Tensor | None,
@@ -108,7 +108,7 @@ def read_heads(
     turn: QKNormRope,
     place: KVWrite,
 ) -> Tensor:  # [T, H, d]
-    """See saguaro.model.transformer.Products. What is turned was rounded, as if it had been stored in between."""
+    """See saguaro.model.transformer.Products. Heads are rounded before rope, as if they were stored in between."""
     (n_stored, d), n_parts = place.memory.shape[1:], squares.shape[1]
     n_out = weight.shape[1]
     n_queries = n_out // d - n_stored
@@ -124,14 +124,14 @@ def read_heads(
 
 
 def write(
-    x: Tensor,  # [T, out]: the stream
+    x: Tensor,  # [T, out]: the residual stream
     y: Tensor,  # [T, in]
     weight: Tensor,
     bias: Tensor | None,
     norm: Tensor,  # [out]
     cut: Short,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The new stream; it, times norm; and parts of its squares' sums, [T, n_parts] float32."""
+    """The new residual stream x; x * norm; and partial sums of x^2, [T, n_parts] float32."""
     n_out = weight.shape[1]
     out, scaled = (torch.empty(len(x), n_out, dtype=x.dtype, device=x.device) for _ in range(2))
     squares = torch.empty(len(x), cut.n_tiles(n_out), dtype=torch.float32, device=x.device)
@@ -143,7 +143,7 @@ def write(
 
 
 def _keywords(a: Tensor, cut: Short) -> dict[str, Any]:
-    """What both kernels take."""
+    """Keyword arguments of all kernels."""
     return {
         "BLOCK_T": ROW_TILE,
         "BLOCK_N": cut.block_n,
@@ -165,9 +165,9 @@ def _hold(
     a, rows, is_row, stride, n_in,
     W: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr, EVEN_K: tl.constexpr, IS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """Rows [8, groups] of a, chunk by chunk: [4, 8, W, groups, STEPS, 8] each, zero beyond k and where no row is.
+    """Load rows [8, groups] of a, chunk by chunk: [4, 8, W, groups, STEPS, 8] each, zero beyond k and for missing rows.
 
-    The shape is that of threads, warps and registers: see _ordered.
+    The shape follows threads, warps and registers: see _ordered.
     """
     quarter = tl.arange(0, 4)[:, None, None, None, None, None]
     warp = tl.arange(0, W)[None, None, :, None, None, None]
@@ -179,7 +179,7 @@ def _hold(
     held = ()
     for chunk in tl.static_range(CHUNKS):
         from_k = chunk * (W * STEPS * 32)
-        is_column = first + from_k < n_in  # all 8 that a thread loads, or none
+        is_column = first + from_k < n_in  # true for all 8 columns of a thread, or for none
         if not IS_WEIGHT:
             mask = inside if EVEN_K else inside & is_column
             tile = tl.load(places + from_k, mask=mask, other=0.0)
@@ -193,7 +193,7 @@ def _hold(
 
 @triton.jit
 def _ordered(tile, GROUPS: tl.constexpr, STEPS: tl.constexpr, W: tl.constexpr):
-    """A chunk as matrices [W, 8 * GROUPS, 32 * STEPS], one for each warp, their columns in an order of their own."""
+    """A chunk as matrices [W, 8 * GROUPS, 32 * STEPS], one per warp, with permuted columns."""
     tile = tl.reshape(tile, (4, 8, W, GROUPS, STEPS, 2, 2, 2))
     tile = tl.permute(tile, (2, 3, 1, 4, 5, 6, 0, 7))
     return tl.reshape(tile, (W, 8 * GROUPS, 32 * STEPS))
@@ -205,7 +205,7 @@ def _product(
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """What is held of the weight times what is held of the rows: [BLOCK_N, BLOCK_T]."""
+    """The held weights times the held rows: [BLOCK_N, BLOCK_T]."""
     acc = tl.zeros((W, BLOCK_N, BLOCK_T), tl.float32)
     for chunk in tl.static_range(CHUNKS):
         w = _ordered(weights[chunk], BLOCK_N // 8, STEPS, W)
@@ -223,12 +223,12 @@ def _read_kernel(
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
     TILES: tl.constexpr, EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N rows of [out, in] memory, for all rows of a."""
+    """One program: BLOCK_N rows of [out, in] memory, times all rows of a."""
     let_next_start(EARLY)
     HALF: tl.constexpr = BLOCK_N // 2
     i = tl.arange(0, 8)[:, None] + tl.arange(0, BLOCK_N // 8)[None, :] * 8
-    # Beyond the edge the last row is read again and its result not stored.
-    if IS_GATED:  # the first half of the tile's rows are gates, the second their ups
+    # Beyond the edge the last row is read again; its result is not stored.
+    if IS_GATED:  # the first half of the tile's rows is gate, the second half is up
         rows = tl.minimum(tl.program_id(0) * HALF + i % HALF, n_out // 2 - 1) + i // HALF * (n_out // 2)
     else:
         rows = tl.minimum(tl.program_id(0) * BLOCK_N + i, n_out - 1)
@@ -266,7 +266,7 @@ def _heads_kernel(
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
     TILES: tl.constexpr, EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N / 2 pairs of coordinates that are turned together, of one head, for all rows of a."""
+    """One program: BLOCK_N / 2 pairs of coordinates of one head that rope rotates together, for all rows of a."""
     let_next_start(EARLY)
     PAIRS: tl.constexpr = BLOCK_N // 2
     head = tl.program_id(0) * PAIRS // HALF
@@ -317,14 +317,14 @@ def _write_kernel(
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
     TILES: tl.constexpr, EVEN_K: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N rows of [out, in] memory, for all rows of y.
+    """One program: BLOCK_N rows of [out, in] memory, times all rows of y.
 
-    The sum is rounded once, and what its reader sees is computed from the rounded.
+    The sum is rounded once; x * norm and the squares are computed from the rounded sum.
     """
     let_next_start(EARLY)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     i = tl.arange(0, 8)[:, None] + tl.arange(0, BLOCK_N // 8)[None, :] * 8
-    # Beyond the edge the last row is read again and its result not stored.
+    # Beyond the edge the last row is read again; its result is not stored.
     rows = tl.minimum(tl.program_id(0) * BLOCK_N + i, n_out - 1)
     weights = _hold(weight, rows, rows >= 0, weight_stride, n_in, W, STEPS, CHUNKS, EVEN_K, True)
     by = tl.load(norm + n, mask=n < n_out, other=0.0).to(tl.float32)[:, None]

@@ -1,4 +1,4 @@
-"""KV memory: how much of it there is, and the tensor itself."""
+"""KV memory: its size, and the tensor."""
 
 import os
 from dataclasses import dataclass
@@ -10,33 +10,33 @@ from saguaro.config import EngineConfig, format_bytes, parse_bytes
 from saguaro.errors import CapacityError, ConfigError
 from saguaro.model.spec import ModelSpec
 
-DEFAULT_GPU_SHARE = 0.9  # of the memory that is free once the weights are loaded and the workspace is set aside
+DEFAULT_GPU_SHARE = 0.9  # of the memory that is free after the weights are loaded and the workspace is subtracted
 DEFAULT_CPU_SHARE = 0.25  # of all memory, at most
 DEFAULT_CPU_CONTEXTS = 2  # texts of full length
 
 
 @dataclass(frozen=True)
 class KVPlan:
-    """How the KV memory is cut."""
+    """How the KV memory is divided into pages."""
 
     n_pages: int
     page_size: int
     bytes_per_token: int
-    max_length: int  # longest text that is allowed
+    max_length: int  # longest text that the configuration allows
 
     @property
     def n_tokens(self) -> int:
-        """Tokens the memory holds."""
+        """Tokens that fit the memory."""
         return self.n_pages * self.page_size
 
     @property
     def longest(self) -> int:
-        """The longest text that is served: allowed, and fitting the memory."""
+        """The longest text that can be served: allowed, and fits the memory."""
         return min(self.max_length, self.n_tokens)
 
     @property
     def n_bytes(self) -> int:
-        """Its size."""
+        """Size of the memory."""
         return self.n_tokens * self.bytes_per_token
 
 
@@ -45,18 +45,18 @@ def plan_kv(
     spec: ModelSpec,
     device: torch.device,
     dtype: torch.dtype,
-    beside: int = 0,  # bytes that a draft on the same device holds of each token
-    workspace: int = 0,  # bytes that steps will need
+    beside: int = 0,  # KV bytes per token of a draft on the same device
+    workspace: int = 0,  # bytes that steps need
 ) -> KVPlan:
-    """Cut the budget into pages, the stated one or what is left; an error if it cannot hold one text of max_model_len.
+    """Divide kv_memory (auto: the free memory) into pages; an error if one text of max_model_len does not fit.
 
-    What a draft needs comes out of what is left, and on top of what was stated.
+    A draft's share is taken out of an automatic budget. A stated budget is for the target alone.
     """
     per_token = spec.kv_bytes_per_token(dtype)
     budget = _budget(config, spec, device, per_token, workspace)
     if config.kv_memory == "auto":
         budget = budget * per_token // (per_token + beside)
-    # More than every row at full length can never be used.
+    # All rows at full length need no more than this.
     useful = -(-(config.max_model_len or spec.max_length) // config.page_size) * config.max_batch_rows
     n_pages = min(budget // (per_token * config.page_size), useful)
     wanted = config.max_model_len or 2 * config.page_size
@@ -88,8 +88,8 @@ def _budget(config: EngineConfig, spec: ModelSpec, device: torch.device, per_tok
 
 
 def _gpu_budget(share: float | None, free: int, total: int, workspace: int) -> int:
-    """Bytes for keys and values once the weights are loaded: 90% of what is left beside the workspace, or what makes
-    all that is taken of the GPU, by others too, this share of it.
+    """KV bytes on a GPU after the weights are loaded. Without a share: 90% of the free memory minus the workspace. With
+    one: as much as brings the used GPU memory, other processes included, to this share of the total.
 
     >>> [_gpu_budget(share, free=60, total=100, workspace=10) for share in (None, 0.9, 0.4)]
     [45, 40, 0]
@@ -100,7 +100,7 @@ def _gpu_budget(share: float | None, free: int, total: int, workspace: int) -> i
 
 
 def _memory() -> int:
-    """Bytes of memory this machine has; 16 GiB where it does not say."""
+    """Bytes of physical memory; 16 GiB where the system does not report it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -113,7 +113,7 @@ class KVCache:
     def __init__(self, plan: KVPlan, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
         self.page_size, self.device, self.dtype = plan.page_size, device, dtype
         n_kv = spec.n_kv_heads
-        # Untouched memory costs nothing on a CPU: the system gives pages when they are first written.
+        # Untouched memory costs nothing on a CPU: the system allocates pages on first write.
         memory = torch.empty(spec.n_layers, plan.n_tokens, 2 * n_kv, spec.head_dim, device=device, dtype=dtype)
         self.memory = memory  # [layers, tokens, 2 * H_kv, d]
         self.layers = list(memory)  # per layer [tokens, 2 * H_kv, d]: a token's keys, then its values
@@ -122,5 +122,5 @@ class KVCache:
         self.values = [layer[:, n_kv:] for layer in by_head]
 
     def copy_in(self, kv_index: Tensor, kv: Tensor) -> None:  # [T], [layers, T, 2 * H_kv, d]
-        """Store keys and values of all layers that were computed elsewhere."""
+        """Store keys and values of all layers that were computed outside this cache."""
         self.memory.index_copy_(1, kv_index, kv)

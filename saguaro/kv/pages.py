@@ -1,13 +1,13 @@
-"""The page pool: who holds which page of KV memory, and which pages hold text that may be reused.
+"""The page pool: which page tables hold which pages of KV memory, and which pages hold reusable text.
 
 A page holds the keys and values of `page_size` consecutive tokens of one sequence. A page is in one of three states:
 
-    blank   nobody holds it, nothing worth keeping in it
-    cached  nobody holds it, but it holds a full page of known text: taken last, oldest first
+    blank   in no page table, without content to keep
+    cached  in no page table, but full of published text: evicted after all blank pages are used, oldest first
     held    in one or more page tables (more than one only for full, published pages)
 
-Only full pages are ever published. A page is known by the digest of its tokens and of the page before it (a hash
-chain), so equal digests mean equal text from the very beginning.
+Only full pages are published. A page is identified by the digest of its tokens and of the page before it (a hash
+chain), so equal digests mean equal text from the start.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 
 @dataclass
 class PageTable:
-    """The pages of one sequence, in order of its text."""
+    """The pages of one sequence, in order."""
 
     pages: list[int] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)  # of the first pages, those already published
+    digests: list[bytes] = field(default_factory=list)  # of the published pages, which come first
 
 
 class PagePool:
-    """A fixed number of pages, lent to page tables."""
+    """A fixed number of pages, allocated to page tables."""
 
     def __init__(self, n_pages: int, page_size: int, prefix_caching: bool = True) -> None:
         self.n_pages, self.page_size = n_pages, page_size
@@ -39,17 +39,17 @@ class PagePool:
 
     @property
     def n_free(self) -> int:
-        """Pages that can be taken now."""
+        """Pages that can be allocated now."""
         return len(self._blank) + len(self._cached)
 
     def n_needed(self, n_tokens: int) -> int:
-        """Pages that hold so many tokens."""
+        """Pages needed for this number of tokens."""
         return -(-n_tokens // self.page_size)
 
     def match(self, tokens: Sequence[int]) -> tuple[PageTable, int]:
-        """A new table holding the longest published beginning of this text, and its length in tokens.
+        """A new table with the longest published prefix of this text, and its length in tokens.
 
-        The last token is never matched: at least one is left to compute.
+        The last token is never matched: at least one token must be computed.
         """
         table = PageTable()
         if not self._prefix_caching:
@@ -66,7 +66,7 @@ class PagePool:
         return table, len(table.pages) * self.page_size
 
     def reserve(self, table: PageTable, n_tokens: int) -> bool:
-        """Give the table room for n_tokens in all; False, and nothing changed, if there are not enough pages."""
+        """Extend the table to n_tokens in total. False, without any change, if there are not enough pages."""
         n_more = self.n_needed(n_tokens) - len(table.pages)
         if n_more > self.n_free:
             return False
@@ -74,7 +74,7 @@ class PagePool:
         return True
 
     def publish(self, table: PageTable, tokens: Sequence[int], n_computed: int) -> None:
-        """Let others reuse the table's pages that are full of computed tokens."""
+        """Put the table's pages that are full of computed tokens into the prefix cache."""
         if not self._prefix_caching:
             return
         for index in range(len(table.digests), n_computed // self.page_size):
@@ -85,18 +85,18 @@ class PagePool:
             table.digests.append(digest)
 
     def trim(self, table: PageTable, n_tokens: int) -> None:
-        """Give back the pages beyond n_tokens."""
+        """Free the pages beyond n_tokens."""
         n_kept = self.n_needed(n_tokens)
         self._give_back(reversed(table.pages[n_kept:]))
         del table.pages[n_kept:]
         del table.digests[n_kept:]
 
     def release(self, table: PageTable) -> None:
-        """Give back everything."""
+        """Free all pages of the table."""
         self.trim(table, 0)
 
     def check(self, tables: Iterable[PageTable]) -> None:
-        """Raise AssertionError unless the books balance, given every table in use."""
+        """Raise AssertionError unless the pool is consistent with all tables in use."""
         held = [0] * self.n_pages
         for table in tables:
             assert len(set(table.pages)) == len(table.pages), "a table holds a page twice"
@@ -124,7 +124,7 @@ class PagePool:
         return page
 
     def _give_back(self, pages: Iterable[int]) -> None:
-        # From the end of a text to its beginning, so that the beginning, which more texts share, is evicted last.
+        # Last page first, so that the beginning of a text, which more texts share, is evicted last.
         for page in pages:
             self._holders[page] -= 1
             if self._holders[page]:

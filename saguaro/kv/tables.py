@@ -1,4 +1,4 @@
-"""Page tables where kernels can read them: one row of a tensor for each slot."""
+"""Page tables on the device: a tensor with one row per slot."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from saguaro.device.graphs import Mirror
 
 
 class PageTables:
-    """Every slot's pages. The row after the last slot belongs to nobody: padding rows name it."""
+    """The pages of every slot. The row after the last slot (`nobody`) is for padding rows."""
 
     def __init__(self, n_slots: int, longest: int, page_size: int, device: torch.device) -> None:
         self._mirror = Mirror((n_slots + 1, -(-longest // page_size)), torch.int32, device)
@@ -19,11 +19,11 @@ class PageTables:
 
     @property
     def device(self) -> Tensor:  # [slots + 1, P] int32
-        """As the device sees them."""
+        """The tensor on the device."""
         return self._mirror.device
 
     def write(self, tables: Iterable[tuple[int, list[int]]]) -> None:
-        """Take the pages of these slots; nothing is sent where nothing changed."""
+        """Set the pages of these slots; the tensor is sent only if a table changed."""
         is_changed = False
         for slot, pages in tables:
             old = self._written[slot]

@@ -1,10 +1,10 @@
-"""Conversations to text: a model's chat template, run in jinja2's sandbox.
+"""Chat templates: render a conversation to text, in jinja2's sandbox.
 
-A template comes with the model, so it is a program from elsewhere. It sees messages, tools and variables, and returns
-text; it can neither import nor call anything that is not listed here. The environment is the one that templates on the
-Hub are written for: blocks are trimmed, `tojson` does not escape HTML, `raise_exception` and `strftime_now` exist.
+A template comes with the model, so it is untrusted code. It sees messages, tools and variables, and returns text; it
+can neither import nor call anything that is not listed here. The environment is the one that templates on the Hub
+expect: blocks are trimmed, `tojson` does not escape HTML, `raise_exception` and `strftime_now` exist.
 
-A template may also never end. A server runs it in another process (`run`): what is sent there are plain values.
+A template may also never terminate. A server runs it in another process (`run`), which receives plain values only.
 """
 
 import json
@@ -33,12 +33,12 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def run_here(source: str, given: dict[str, Any]) -> str:
-    """A template's text."""
+    """Render a template in this process."""
     return _compiled(source).render(given)
 
 
 def runner(_: object) -> Run:
-    """For a process of its own: runs templates, and raises RequestError with what they raise."""
+    """For a separate process: a function that renders templates and raises their errors as RequestError."""
 
     def run(source: str, given: dict[str, Any]) -> str:
         try:
@@ -53,11 +53,11 @@ def runner(_: object) -> Run:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template and the variables it always sees (bos_token, eos_token, ...)."""
+    """A template and its constant variables (bos_token, eos_token, ...)."""
 
     source: str
     variables: Mapping[str, str] = field(default_factory=dict)
-    name: str = "the model"  # whose template it is, for messages
+    name: str = "the model"  # owner of the template, for messages
     run: Run = field(default=run_here, compare=False)
 
     @property
@@ -81,7 +81,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The conversation as text, ready for the assistant's next turn, or cut off where its last turn goes on.
+        """The conversation as text, ready for the assistant's next turn, or ending inside its last turn to continue it.
 
         >>> chat = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}")
         >>> chat.render([{"role": "user", "content": "Hi"}])
@@ -104,7 +104,7 @@ class ChatTemplate:
             text = self.run(self.source, given)
         except ServiceError:
             raise
-        except Exception as e:  # a template is a program: it raises what it likes
+        except Exception as e:  # a template is code and may raise anything
             raise RequestError(f"the chat template of {self.name} refuses this conversation: {str(e)[:500]}") from e
         if not end:
             return text
@@ -115,7 +115,7 @@ class ChatTemplate:
 
 
 def read_template(given: str) -> str:
-    """A template that is given as such, or as the name of its file; raises where it cannot be used.
+    """A template given inline or as a file name; ConfigError if it is not valid.
 
     >>> read_template("{{ messages }}")
     '{{ messages }}'
@@ -133,7 +133,7 @@ def read_template(given: str) -> str:
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """A conversation is a list of {"role": ..., "content": ...}, not empty; roles are those of ROLES."""
+    """Check a conversation: a non-empty list of {"role": ..., "content": ...}, with roles from ROLES."""
     if not messages:
         raise ConfigError("messages is empty; give at least one message")
     for message in messages:
@@ -151,9 +151,9 @@ def _marked(message: Message, mark: str) -> dict[str, Any]:
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %}: marks the assistant's own words for training. Here it writes its contents."""
+    """{% generation %}: marks the assistant's text for training. Here it only renders its content."""
 
-    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
         """The statements between the tags."""

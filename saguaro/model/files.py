@@ -1,8 +1,8 @@
-"""The files of a model folder. Each has a plain name and is a regular file, or a link to one.
+"""Checks on the files of a model folder. Each must have a plain name and be a regular file, or a link to one.
 
-The Hub's cache is made of links, so a link may lead out of the folder. A name that a file of the model gives may not:
-it is the name of a neighbour. Pipes and devices are refused before they are opened, since reading one can wait for
-ever.
+The Hub's cache consists of links, so a link may lead out of the folder. A name stored in a model file may not: it must
+name a file in the same folder. Pipes and devices are refused before they are opened, since reading one can block
+forever.
 """
 
 import json
@@ -14,18 +14,18 @@ from typing import Any
 from saguaro.errors import CorruptModel, ModelNotFound
 
 MOST_JSON = 16 * 2**20  # bytes of config.json, or of an index of weights; parsing takes thirty times as much memory
-LONGEST_NAME = 255  # bytes that a file system takes
+LONGEST_NAME = 255  # bytes of a file name, the limit of file systems
 
 
 def is_there(path: Path, most_bytes: int | None = None) -> bool:
-    """Whether there is such a file; an error if there is something else of that name, or more than most_bytes."""
+    """Whether the file exists; an error if it is not a regular file or has more than most_bytes."""
     try:
         found = path.stat()
     except FileNotFoundError as e:
         if path.is_symlink():
             raise CorruptModel(f"{path} is a link to {brief(str(path.readlink()))}, which is not there; {AGAIN}") from e
         return False
-    except (OSError, ValueError) as e:  # no permission, a circle of links, a name that is too long or has a NUL
+    except (OSError, ValueError) as e:  # no permission, a cycle of links, a name that is too long or has a NUL
         raise CorruptModel(f"{shortened(path)} cannot be read ({_reason(e)}); {AGAIN}") from e
     if not stat.S_ISREG(found.st_mode):
         raise CorruptModel(f"{path} is {_kind(found.st_mode)}, not a file; {AGAIN}")
@@ -35,7 +35,7 @@ def is_there(path: Path, most_bytes: int | None = None) -> bool:
 
 
 def neighbour(path: Path, name: object) -> Path:
-    """The file of this name beside path, which gives the name: it must be a file name, and not a way elsewhere.
+    """The file of this name in the folder of path. The name comes from path's content and must be a plain file name.
 
     >>> neighbour(Path("m/model.safetensors.index.json"), "a.safetensors")
     PosixPath('m/a.safetensors')
@@ -50,7 +50,7 @@ def neighbour(path: Path, name: object) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, or an error that names the file."""
+    """The object in a JSON file; errors name the file."""
     if not is_there(path, MOST_JSON):
         raise ModelNotFound(
             f"{path.parent} has no {path.name}; a model folder holds config.json, weights and tokenizer"
@@ -67,7 +67,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def brief(value: object) -> str:
-    """A value as an error can show it.
+    """A value shortened for an error message.
 
     >>> brief("a" * 5000), brief([[[[1]]]])
     ("'aaaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaa'", '[[[...]]]')
@@ -76,7 +76,7 @@ def brief(value: object) -> str:
 
 
 def shortened(name: Path | str) -> str:
-    """A path or a name as an error can show it."""
+    """A path or name shortened for an error message."""
     text = str(name)
     return text if len(text) <= 500 else f"{text[:240]}...{text[-240:]}"
 

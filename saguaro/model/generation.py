@@ -1,4 +1,4 @@
-"""What a model's makers recommend for sampling: generation_config.json, beside its weights."""
+"""A model's recommended sampling parameters, from its generation_config.json."""
 
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,11 @@ from saguaro.errors import ConfigError, ModelNotFound
 from saguaro.model.files import is_there, read_json
 
 FILE = "generation_config.json"
-NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what is taken of it
+NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # fields that are used
 
 
 def generation_defaults(wanted: str, model: Path) -> dict[str, Any]:
-    """Fields of SamplingParams: auto: of the model at this path; vllm: none; else of the folder that is named."""
+    """Defaults of SamplingParams. wanted: auto (the model's), vllm (none), or a folder with the file."""
     if wanted == "vllm" or (wanted == "auto" and model.suffix == ".gguf"):
         return {}
     folder = model if wanted == "auto" else Path(wanted).expanduser()

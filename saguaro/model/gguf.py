@@ -1,7 +1,7 @@
-"""GGUF files: their metadata as a ModelSpec, their tensors under Hugging Face names.
+"""GGUF files: metadata as a ModelSpec, tensors under Hugging Face names.
 
-Tensors are dequantised one at a time. llama.cpp stores the query and key rows of Llama with the two rotary halves
-interleaved; they are put back in order here.
+Tensors are dequantised one at a time. llama.cpp stores the query and key rows of Llama with the two rope halves
+interleaved; this module restores their order.
 """
 
 from collections.abc import Iterator
@@ -66,35 +66,35 @@ class GGUFModel:
         return self.metadata.get(key, default)
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """A metadata value that is a whole number; without a default it must be there."""
+        """An integer in the metadata; required if there is no default."""
         found = self._value(key, default)
         if type(found) is not int:
             raise self._wrong(key, found, "a whole number")
         return found
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A metadata value that is a number; without a default it must be there."""
+        """A number in the metadata; required if there is no default."""
         found = self._value(key, default)
         if type(found) not in (int, float):
             raise self._wrong(key, found, "a number")
         return float(found)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A metadata value that is a text; without a default it must be there."""
+        """A string in the metadata; required if there is no default."""
         found = self._value(key, default)
         if not isinstance(found, str):
             raise self._wrong(key, found, "a text")
         return found
 
     def flag(self, key: str, default: bool) -> bool:
-        """A metadata value that is true or false."""
+        """A boolean in the metadata."""
         found = self._value(key, default)
         if not isinstance(found, bool):
             raise self._wrong(key, found, "true or false")
         return found
 
     def special_id(self, role: str) -> int | None:
-        """The token of a role: bos, eos, unknown, padding, eot or eom; SentencePiece has ids for three by default."""
+        """The token of a role: bos, eos, unknown, padding, eot or eom; SentencePiece has default ids for three."""
         usual = {"unknown": 0, "bos": 1, "eos": 2} if self.get("tokenizer.ggml.model") == "llama" else {}
         key = f"tokenizer.ggml.{role}_token_id"
         return self.whole(key, usual.get(role)) if role in usual or key in self.metadata else None
@@ -134,12 +134,12 @@ class GGUFModel:
         }
 
     def check_shapes(self) -> None:
-        """Raise unless the file holds the tensors that its metadata promises, of the sizes it promises."""
+        """Raise unless the file's tensors have the names and shapes that its metadata implies."""
         held = ((self._rename(name), info.shape) for name, info in self.infos.items() if name != ROPE_FREQS)
         Shapes(self.spec).check(held, self.path, "its metadata")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight in float32, under its Hugging Face name and in its order."""
+        """Every weight in float32, with its Hugging Face name and row order."""
         for info in self.infos.values():
             if info.name == ROPE_FREQS:
                 continue  # see rope_factors
@@ -164,7 +164,7 @@ class GGUFModel:
     def _read(self, info: TensorInfo) -> Tensor:
         from gguf import dequantize
 
-        # Read, not mapped: pages of a mapped file would stay in memory beside the weights.
+        # Read, not mapped: pages of a mapped file would stay in memory.
         raw = np.fromfile(self.path, np.uint8, info.n_bytes, offset=info.offset)
         try:
             values = dequantize(raw.reshape(info.byte_shape), info.kind)
@@ -194,7 +194,7 @@ class GGUFModel:
         return self.infos[name]
 
     def _refuse_unknown_tensors(self) -> None:
-        """A tensor left out would change the result, and it is no damage to the file."""
+        """Refuse tensors that the model does not use: ignoring them would change the result (no damaged file)."""
         spec = self.spec
         optional = {f"self_attn.{name}_proj.bias": spec.has_qkv_bias for name in "qkv"}
         optional |= {f"self_attn.{name}_norm.weight": spec.has_qk_norm for name in "qk"}
@@ -235,6 +235,6 @@ class GGUFModel:
 
 
 def _short(value: float) -> float:
-    """A float32 metadata value as it was written: 9.99999974e-06 is 1e-05."""
+    """The shortest decimal of a float32 metadata value: 9.99999974e-06 is 1e-05."""
     with np.errstate(over="ignore"):  # infinite, which parse_spec refuses
         return float(np.format_float_scientific(np.float32(value)))

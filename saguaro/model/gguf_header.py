@@ -1,9 +1,9 @@
-"""The header of a GGUF file: its metadata, and where each tensor lies.
+"""The header of a GGUF file: its metadata, and the offset of each tensor.
 
     |-- magic, version, counts --|-- metadata --|-- tensor infos --|-- padding --|-- tensors --|
 
-It is read here and not by gguf.GGUFReader, which makes several views of a mapped array for every string: seconds for a
-real vocabulary, against a tenth of one (a test compares the two).
+gguf.GGUFReader is not used: it makes several views of a mapped array for every string, which takes seconds for a real
+vocabulary. This reader takes a tenth of a second (a test compares the two).
 """
 
 import math
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorInfo:
-    """One tensor of a file: what it is called, what it is, where it lies."""
+    """Name, type, shape and offset of one tensor."""
 
     name: str
     kind: "GGMLQuantizationType"
     shape: tuple[int, ...]  # [out, in], as in torch
-    byte_shape: tuple[int, ...]  # the same, rows measured in bytes
+    byte_shape: tuple[int, ...]  # the same, with the row length in bytes
     offset: int  # in the file
 
     @property
     def n_bytes(self) -> int:
-        """Its size in the file."""
+        """Size in the file."""
         return math.prod(self.byte_shape)
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-    """The metadata and what tensors there are; the file must be long enough to hold them."""
+    """Read metadata and tensor infos; an error if the file is too short for its tensors."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             metadata, tensors = _Header(data).read()
@@ -53,17 +53,17 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     return metadata, tensors
 
 
-# Types of metadata values, as struct writes them; 8 is a text and 9 a list.
+# struct codes of the metadata types; 8 is a string and 9 a list.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _SIZES = {code: struct.calcsize("<" + code) for code in _SCALARS.values()}
 _TEXT, _LIST = 8, 9
 
-# More than any model has. A file that says more is damaged, and reading on would take memory without end.
+# More than any model has. A file beyond these is damaged, and reading it could exhaust memory.
 MOST_BYTES, MOST_TENSORS, MOST_ITEMS, MOST_SIZES = 2**27, 2**17, 2**22, 4
 
 
 class _Header:
-    """A place in the bytes before the tensors."""
+    """A cursor in the bytes before the tensors."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at, self._end = data, 0, min(len(data), MOST_BYTES)
@@ -129,7 +129,7 @@ class _Header:
         return self._data[start : self._at]
 
     def _advance(self, n: int) -> int:
-        """Go on by n bytes; where they begin."""
+        """Advance by n bytes; return their start."""
         start, self._at = self._at, self._at + n
         if self._at > self._end:
             raise ValueError(f"its header goes on to byte {self._at}; {self._end} can be read")

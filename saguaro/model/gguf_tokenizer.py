@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file carries, built with the tokenizers library."""
+"""The tokenizer of a GGUF file, built with the tokenizers library."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +19,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 
 def build_tokenizer(model: GGUFModel) -> "Tokenizer":
-    """The tokenizer a GGUF file carries: byte-level BPE ("gpt2") or SentencePiece's BPE ("llama")."""
+    """The tokenizer of a GGUF file: byte-level BPE ("gpt2") or SentencePiece's BPE ("llama")."""
     from tokenizers import AddedToken, processors
 
     kind, pre = model.text("tokenizer.ggml.model", "none"), model.text("tokenizer.ggml.pre", "default")
@@ -35,7 +35,7 @@ def build_tokenizer(model: GGUFModel) -> "Tokenizer":
         tokenizer = _sentencepiece(model, texts, types) if kind == "llama" else _byte_level(model, texts, pre)
     except SaguaroError:
         raise
-    except Exception as e:  # tokenizers raises bare Exception for merges of pieces that are no tokens
+    except Exception as e:  # tokenizers raises bare Exception for merges of unknown tokens
         raise CorruptModel(f"{model.path} carries a damaged tokenizer ({e}); download it again") from e
     of_type = {t: [text for text, own in zip(texts, types, strict=True) if own == t] for t in (CONTROL, USER_DEFINED)}
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in of_type[CONTROL]])
@@ -51,7 +51,7 @@ def build_tokenizer(model: GGUFModel) -> "Tokenizer":
 
 
 def token_text(model: GGUFModel, token: int) -> str:
-    """The text of a special token, which must be one of the file's."""
+    """The text of a special token; its id must be in the vocabulary."""
     texts = _vocabulary(model, "tokens", str)
     if not 0 <= token < len(texts):
         raise CorruptModel(
@@ -61,7 +61,7 @@ def token_text(model: GGUFModel, token: int) -> str:
 
 
 def _vocabulary(model: GGUFModel, key: str, kind: type[T], default: list[T] | None = None) -> list[T]:
-    """A list of the metadata, all of whose values are of one kind."""
+    """A list in the metadata, with all values of one type."""
     found = model.get(f"tokenizer.ggml.{key}", default)
     if not isinstance(found, list):
         raise CorruptModel(f"{model.path} lacks the metadata tokenizer.ggml.{key}; download it again")
@@ -74,7 +74,7 @@ def _vocabulary(model: GGUFModel, key: str, kind: type[T], default: list[T] | No
 
 
 def _check_counts(model: GGUFModel, texts: list[str], others: Sequence[object], what: str) -> None:
-    """There is one of each token; and texts are words, not books: a text is split at each of its characters."""
+    """Check that there is one entry per token, and that no token is too long: _merges tries every split of a token."""
     if len(others) != len(texts):
         raise CorruptModel(f"{model.path} has {len(texts)} tokens and {len(others)} {what}; download it again")
     longest = max(map(len, texts), default=0)
@@ -100,8 +100,8 @@ def _byte_level(model: GGUFModel, texts: list[str], pre: str) -> "Tokenizer":
 
 
 def _sentencepiece(model: GGUFModel, texts: list[str], types: list[int]) -> "Tokenizer":
-    """As Llama 2's tokenizer.json: spaces are "▁", one more stands before every text, and bytes stand for characters
-    that are no piece. Merges run over whole texts, so there is nothing to split before."""
+    """As Llama 2's tokenizer.json: "▁" is a space, one is prepended to every text, and characters without a piece are
+    written as bytes. Merges run over whole texts, without pre-tokenisation."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     scores = _vocabulary(model, "scores", float)
@@ -134,7 +134,7 @@ def _sentencepiece(model: GGUFModel, texts: list[str], types: list[int]) -> "Tok
 
 
 def _merges(pieces: dict[str, float]) -> list[tuple[str, str]]:
-    """Every way to make a piece of two others: best piece first, and of one piece the longest left part first.
+    """Every split of a piece into two others: best piece first; for one piece the longest left part first.
 
     >>> _merges({"a": -3.0, "b": -4.0, "ab": -1.0, "bab": -2.0, "ba": 0.0})
     [('b', 'a'), ('a', 'b'), ('ba', 'b'), ('b', 'ab')]
@@ -145,11 +145,11 @@ def _merges(pieces: dict[str, float]) -> list[tuple[str, str]]:
         for left, right in ((piece[:at], piece[at:]) for at in range(1, len(piece)))
         if left in pieces and right in pieces
     ]
-    ways.sort(key=lambda way: (-way[0], -len(way[1]), -len(way[2])))  # as transformers orders them
+    ways.sort(key=lambda way: (-way[0], -len(way[1]), -len(way[2])))  # the order of transformers
     return [(left, right) for _, left, right in ways]
 
 
-# How llama.cpp's names for pre-tokenisers split text before byte pairs are merged.
+# llama.cpp's pre-tokeniser names -> the regular expression that splits text before merges.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLITS = {
     "default": "",

@@ -1,9 +1,9 @@
 """Grammars of a tokenizer's tokens, compiled by llguidance: JSON schemas, regular expressions, choices, Lark and GBNF.
 
-Invariant: the state of an output is a function of its tokens. It is moved from one text to another by taking back what
-differs, so speculated tokens, rejections and preemption need no path of their own.
+Invariant: the state of an output is a function of its tokens. To move to another text, the differing end is rolled
+back, so speculated tokens, rejections and preemption need no special case.
 
-llguidance is imported when the first grammar is asked for.
+llguidance is imported when the first grammar is compiled.
 """
 
 import threading
@@ -25,25 +25,25 @@ from saguaro.model.tokenizer import Tokenizer
 T = TypeVar("T")
 
 MAX_CACHED = 64  # compiled grammars kept
-MAX_RENEWALS = 8  # times one output may begin anew with a grammar that hit a limit
-SLOW_SECONDS = 0.02  # of a core, for one mask: from here on a row counts as slow
+MAX_RENEWALS = 8  # times one output may recompile a grammar that hit a limit
+SLOW_SECONDS = 0.02  # CPU time of one mask above which a row counts as slow
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer, each once, and starts outputs. Any thread may use it."""
+    """Compiles and caches grammars for one tokenizer, and starts outputs. Thread-safe."""
 
     def __init__(self, tokenizer: Callable[[], Tokenizer], n_vocab: int, ends: Collection[int]) -> None:
-        self._tokenizer, self._n_vocab = tokenizer, n_vocab  # asked for when the first grammar is
+        self._tokenizer, self._n_vocab = tokenizer, n_vocab  # called when the first grammar is compiled
         self._ends = sorted(token for token in ends if token < n_vocab)
-        self._compiled: OrderedDict[Structured, Any] = OrderedDict()  # the last used is the last
-        self._lock = threading.Lock()  # held to look up, never to compile
+        self._compiled: OrderedDict[Structured, Any] = OrderedDict()  # least recently used first
+        self._lock = threading.Lock()  # held for look-up, not for compilation
 
     def start(self, structured: Structured) -> "Matcher":
-        """The grammar of an output of which nothing is written yet; raises where there can be none."""
+        """The matcher of an empty output; raises if the grammar cannot be compiled."""
         return Matcher(self.compile(structured), partial(self._renew, structured), self._ends, self._n_vocab)
 
     def compile(self, structured: Structured) -> Any:
-        """llguidance's matcher at the beginning, never moved; ConfigError names what is wrong with a grammar."""
+        """llguidance's matcher in its initial state, which callers copy; ConfigError says what is wrong."""
         with self._lock:
             found = self._compiled.get(structured)
             if found is not None:
@@ -57,7 +57,7 @@ class Grammars:
         return matcher
 
     def has(self, structured: Structured) -> bool:
-        """Whether a grammar is compiled; then it is among the last to be dropped."""
+        """Whether a grammar is in the cache; marks it as recently used."""
         with self._lock:
             is_there = structured in self._compiled
             if is_there:
@@ -65,18 +65,18 @@ class Grammars:
             return is_there
 
     def _renew(self, structured: Structured) -> Any:
-        """Compile once more: outputs share the states that a grammar has come through, and so their limit."""
+        """Compile again: outputs of one grammar share its lexer states, and so their limit."""
         with self._lock:
             self._compiled.pop(structured, None)
         return self.compile(structured)
 
     def warm(self) -> None:
-        """Get ready for the first grammar: reading the tokenizer holds every thread of the interpreter up."""
+        """Read the tokenizer before the first grammar: reading it holds the GIL."""
         _ = self._compiler
 
     @cached_property
     def setting(self) -> dict[str, Any]:
-        """A Compiler's arguments, plain values that can be sent to another process."""
+        """A Compiler's arguments: plain values that can be sent to another process."""
         if not self._ends:
             raise ConfigError("structured output needs a model with an end-of-text token, and this one has none")
         tokenizer = self._tokenizer()
@@ -107,11 +107,11 @@ class Matcher:
         self._only_end: NDArray[Any] = np.packbits(bits, bitorder="little")
         self._beginning, self._state = beginning, beginning.deep_copy()
         self._text, self._is_exhausted = list[int](), False
-        self._beyond: list[int] | None = None  # a text that is too ambiguous: so is every text that begins with it
+        self._beyond: list[int] | None = None  # a text that is too ambiguous, as is every text that begins with it
         self.is_slow = False  # whether the last mask took long
 
     def mask(self, output: Sequence[int]) -> NDArray[Any]:  # [V / 8] uint8
-        """Which tokens may follow; the end alone after what the grammar does not allow, and where a limit is hit."""
+        """The allowed next tokens; only end-of-text if the output violates the grammar or a limit is hit."""
         began = time.thread_time()
         mask = self._ask(self._look, output, self._only_end)
         self.is_slow = time.thread_time() - began > SLOW_SECONDS
@@ -122,14 +122,14 @@ class Matcher:
         return self._ask(lambda text: self._reach(text) and bool(self._state.is_accepting()), output, False)
 
     def _ask(self, question: Callable[[Sequence[int]], T], output: Sequence[int], otherwise: T) -> T:
-        """The answer. Where a limit is hit that others may have used up, from a grammar compiled anew."""
+        """The answer for this output. If a shared limit is hit, recompile the grammar and try once more."""
         if self._beyond is not None and list(output[: len(self._beyond)]) == self._beyond:
             return otherwise
         for _ in range(2):
             answer = question(output)
             if not (self._state.is_error() or self._is_exhausted):
                 return answer
-            is_ambiguous = is_too_ambiguous(self._state)  # this text is: no other grammar state helps
+            is_ambiguous = is_too_ambiguous(self._state)  # depends on the text: recompiling does not help
             if is_ambiguous:
                 self._beyond = list(output)
             if self._n_renewals == 0:
@@ -148,9 +148,9 @@ class Matcher:
         return np.frombuffer(self._state.compute_bitmask(), np.uint8)[: len(self._only_end)]
 
     def _reach(self, output: Sequence[int]) -> bool:
-        """Move to this text: take back what differs, then go on as far as the grammar allows; whether to its end."""
+        """Move to this text: roll back the differing end, then consume what the grammar allows; whether it is all."""
         n = min(len(self._text), len(output))
-        while self._text[:n] != output[:n]:  # texts differ in what was speculated, at their ends
+        while self._text[:n] != output[:n]:  # texts differ only in speculated tokens, at their ends
             n -= 1
         if n < len(self._text):
             self._state.rollback(len(self._text) - n)
@@ -159,6 +159,6 @@ class Matcher:
         until = next((at for at, token in enumerate(new) if token in self._ends), len(new))
         n_taken = self._state.try_consume_tokens(list(new[:until]))
         self._text += new[:n_taken]
-        # At its limit llguidance refuses a token without an error, though its mask allows it.
+        # At its limit llguidance refuses, without an error, a token that its mask allows.
         self._is_exhausted = n_taken < until and bool(self._bits()[new[n_taken] // 8] >> (new[n_taken] % 8) & 1)
         return len(self._text) == len(output)

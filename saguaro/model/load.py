@@ -1,4 +1,4 @@
-"""From a name to a model: a local folder, a .gguf file, or a Hub id."""
+"""Find and load a model by name: a local folder, a .gguf file, or a Hub id."""
 
 import re
 from dataclasses import dataclass, replace
@@ -23,13 +23,13 @@ from saguaro.types import Progress
 TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "config.json", "*.jinja"]
 TOKENIZER_FILES += ["vocab.json", "vocab.txt", "merges.txt"]
 HUB_FILES = [*TOKENIZER_FILES, "*.json", "*.safetensors"]
-# Second copies of the weights, and whatever lies in folders: `*` matches a slash too.
+# Second copies of the weights, and everything in subfolders: `*` matches a slash too.
 HUB_IGNORED = ["*/*", "consolidated*"]
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in memory and where it came from."""
+    """A loaded model and its source."""
 
     name: str
     path: Path
@@ -37,27 +37,27 @@ class Loaded:
 
     @property
     def n_params(self) -> int:
-        """Its weights, a tied embedding counted once."""
+        """Number of weights; a tied embedding counts once."""
         packed = packed_in(self.model)
         twice = self.model.embedding.numel() if packed and self.model.is_tied else 0
         return sum(p.numel() for p in self.model.parameters()) + sum(weight.n_params for weight in packed) - twice
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its weights."""
+        """Bytes of all weights."""
         plain = sum(p.numel() * p.element_size() for p in self.model.parameters())
         return plain + sum(weight.n_bytes for weight in packed_in(self.model))
 
 
 def locate(name: str, revision: str | None = None, *, tokenizer_only: bool = False) -> Path:
-    """The folder or .gguf file a model name stands for; a Hub id is downloaded unless it is in the Hub's cache.
+    """The folder or .gguf file of a model name; a Hub id is downloaded unless it is in the Hub's cache.
 
-    Of a model that is wanted for its tokenizer only, the weights are not downloaded and need not be there.
+    With tokenizer_only the weights are not downloaded and need not exist.
     """
     try:
         path = Path(name).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
-    except (OSError, RuntimeError, ValueError) as e:  # too long a name, no such user, a NUL in it
+    except (OSError, RuntimeError, ValueError) as e:  # the name is too long, has an unknown user or a NUL
         why = e.strerror if isinstance(e, OSError) else e
         raise ModelNotFound(f"{shortened(name)!r} cannot be a folder or a file ({why}); check the spelling") from e
     if is_folder:
@@ -106,7 +106,7 @@ def load(
 
 
 def borrows(path: Path) -> bool:
-    """Whether a model folder leaves its embedding to its target (saguaro.distill.student writes such folders)."""
+    """Whether a draft folder has no embedding and uses its target's (saguaro.distill.student writes such folders)."""
     if path.suffix == ".gguf":
         return False
     whose = _about(path).get("embedding", "own")
@@ -116,7 +116,7 @@ def borrows(path: Path) -> bool:
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    """What a draft's config.json says beside the numbers of the model."""
+    """The `saguaro` object of a draft's config.json."""
     about = read_json(folder / "config.json").get("saguaro", {})
     if not isinstance(about, dict):
         raise CorruptModel(
@@ -128,7 +128,7 @@ def _about(folder: Path) -> dict[str, Any]:
 def load_borrower(
     path: Path, target: Path, embedding: Tensor, device: torch.device, dtype: torch.dtype, by_rows: bool = False
 ) -> Transformer:
-    """The model of a folder that borrows; embedding is that target's, [V, D] on this device and in this dtype."""
+    """Load a draft that uses its target's embedding, [V, D] on this device and in this dtype."""
     spec = read_spec(path)
     if embedding.shape != (spec.n_vocab, spec.hidden):
         raise UnsupportedModel(
@@ -149,7 +149,7 @@ def load_borrower(
 
 
 def _as_frequencies(found: object, spec: ModelSpec, path: Path) -> Tensor:  # [d / 2] float32
-    """The rotations that a draft's config.json lists."""
+    """The rope frequencies in a draft's config.json."""
     n = spec.head_dim // 2
     if not isinstance(found, list) or len(found) != n or not all(type(each) is float for each in found):
         what = f"{len(found)} values" if isinstance(found, list) else brief(found)
@@ -158,7 +158,7 @@ def _as_frequencies(found: object, spec: ModelSpec, path: Path) -> Tensor:  # [d
 
 
 def _check_frequencies(frequencies: Tensor, path: Path) -> None:  # [d / 2]
-    """Rotations of infinite speed give no result; a rope_theta close to 0 has them, and divisors that are 0."""
+    """Refuse infinite rope frequencies: they come from a rope_theta close to 0, or from divisors of 0."""
     if not bool(frequencies.isfinite().all()):
         raise CorruptModel(f"{path} has rotary frequencies that are not finite; check rope_theta, or {AGAIN}")
 
@@ -171,8 +171,8 @@ def borrower(
     dtype: torch.dtype,
     by_rows: bool = False,
 ) -> Transformer:
-    """An empty model with a reduced head, token_map [head rows], that shares another's embedding [V, D]."""
-    model = _allocate(replace(spec, n_vocab=1), device, dtype, token_map, by_rows)  # one row of an embedding that goes
+    """An empty model with a reduced head, token_map [head rows], that shares the embedding [V, D] of another model."""
+    model = _allocate(replace(spec, n_vocab=1), device, dtype, token_map, by_rows)  # its own embedding is discarded
     model.spec = spec
     del model.embedding
     model.embedding = embedding
@@ -180,7 +180,7 @@ def borrower(
 
 
 def read_embedding(path: Path, device: torch.device, dtype: torch.dtype) -> nn.Parameter:  # [V, D]
-    """The embedding of the model at path; nothing else of it is read."""
+    """The embedding of the model at path; other tensors are not read."""
     if path.suffix == ".gguf":
         source = GGUFModel(path)
         source.infos = {name: info for name, info in source.infos.items() if name == "token_embd.weight"}
@@ -251,7 +251,7 @@ def _refuse_gguf_repo(name: str, revision: str | None) -> None:
 
     try:
         found = sorted(file for file in HfApi().list_repo_files(name, revision=revision) if file.endswith(".gguf"))
-    except Exception as e:  # whatever the HTTP library of the day raises
+    except Exception as e:  # any error of the HTTP library
         raise DownloadError(
             f"{name} has no config.json in the Hub's cache and its files cannot be listed ({e}); check the network"
         ) from e

@@ -1,19 +1,19 @@
-"""`oneOf` in JSON schemas: where no value can match two of its alternatives, it is `anyOf`.
+"""`oneOf` in JSON schemas: replaced by `anyOf` where no value can match two alternatives.
 
-llguidance compiles a `oneOf` if it sees that the alternatives exclude each other, and it does not look behind `$ref`:
-where pydantic and others put the variants of a tagged union.
+llguidance compiles a `oneOf` only if it can see that the alternatives exclude each other, and it does not follow
+`$ref`, which pydantic and others use for the variants of a tagged union.
 """
 
 import json
 from typing import Any
 
-MOST = 64  # alternatives that are compared with each other
-_INITIALS = {'"': "string", "t": "boolean", "f": "boolean", "n": "null"}  # of values written as JSON
+MOST = 64  # largest number of alternatives that are compared with each other
+_INITIALS = {'"': "string", "t": "boolean", "f": "boolean", "n": "null"}  # first letter of a JSON value -> type
 _LITERAL = ("const", "enum", "default", "examples")  # values, not schemas
 
 
 def settle(text: str) -> str:
-    """A schema whose `oneOf` are `anyOf` where that is the same.
+    """A schema with `oneOf` replaced by `anyOf` where both mean the same.
 
     >>> settle('{"oneOf": [{"type": "null"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"type": "string"}}}')
     '{"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"type": "string"}}}'
@@ -47,14 +47,14 @@ def _exclude_each_other(ways: list[Any], root: Any) -> bool:
 
 
 class _Facts:
-    """What is certain of all values that match a schema."""
+    """Facts that hold for all values that match a schema."""
 
     def __init__(self, schema: Any, root: Any) -> None:
         schema = _resolve(schema, root)
         self.values = _values(schema)
         self.types = _types(schema) or (self.values and {_INITIALS[value[0]] for value in self.values})
         needed, properties = schema.get("required"), schema.get("properties")
-        self.fields: dict[str, set[str]] = {}  # the values of properties that are always there
+        self.fields: dict[str, set[str]] = {}  # allowed values of required properties
         if self.types == {"object"} and isinstance(needed, list) and isinstance(properties, dict):
             named = {name: _values(_resolve(properties.get(name), root)) for name in needed if isinstance(name, str)}
             self.fields = {name: values for name, values in named.items() if values is not None}
@@ -69,7 +69,7 @@ class _Facts:
 
 
 def _types(schema: dict[str, Any]) -> set[str] | None:
-    """None: any."""
+    """The allowed types; None: any."""
     named = schema.get("type")
     types = [named] if isinstance(named, str) else named
     if not isinstance(types, list) or not all(isinstance(each, str) for each in types):
@@ -78,7 +78,7 @@ def _types(schema: dict[str, Any]) -> set[str] | None:
 
 
 def _values(schema: dict[str, Any]) -> set[str] | None:
-    """The values that are allowed, as JSON; None: others than texts, true, false and null, or more than are listed."""
+    """The allowed values as JSON; None if they are not all listed, or not all strings, booleans or null."""
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(listed, list) or not all(isinstance(each, str | bool | None) for each in listed):
         return None
@@ -86,7 +86,7 @@ def _values(schema: dict[str, Any]) -> set[str] | None:
 
 
 def _resolve(schema: Any, root: Any) -> dict[str, Any]:
-    """What `$ref` leads to; nothing is known of what is not found."""
+    """Follow `$ref`; an empty schema if it cannot be resolved."""
     for _ in range(16):
         if not isinstance(schema, dict) or "$ref" not in schema:
             return schema if isinstance(schema, dict) else {}

@@ -1,4 +1,4 @@
-"""A model's weights in the form that the products reading them want, in place of plain tensors."""
+"""Pack a model's weights: replace plain tensors by the form that its products read."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -13,7 +13,7 @@ MATRICES = ("qkv", "out", "gate_up", "down")  # of a layer
 
 
 class Packed(Protocol):
-    """A matrix that was packed."""
+    """A packed matrix."""
 
     n_params: int
     n_bytes: int
@@ -26,7 +26,7 @@ def pack_(
     dtype: torch.dtype,
     progress: Progress = lambda *_: None,
 ) -> None:
-    """Pack the matrices of a model, one after the other: each is made of a tensor [out, in]."""
+    """Pack the matrices of a model in place, one at a time: kind(weight [out, in])."""
     if model.is_tied:
         model.embedding = nn.Parameter(model.head.t().contiguous(), requires_grad=False)
     n_layers = len(model.layers)

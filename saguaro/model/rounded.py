@@ -1,4 +1,4 @@
-"""Matrices stored as int8 rows, each on a scale of its own, as compressed-tensors names them.
+"""Matrices stored as int8 with one scale per row, named as in compressed-tensors.
 
 NAME           [out, in] int8
 NAME_scale     [out, 1] float32: the matrix is NAME * NAME_scale
@@ -13,14 +13,14 @@ from torch import Tensor
 from saguaro.errors import CorruptModel
 
 SCALE = "_scale"
-STEPS = 127  # of the largest number of a row
+STEPS = 127  # int8 value of a row's largest absolute value
 FLOATS = ("F32", "BF16", "F16", "F64", "F8_E4M3", "F8_E5M2")  # as safetensors names them
 
 Shape = tuple[int, ...]
 
 
 def rounded(tensors: Mapping[str, Tensor], others: torch.dtype) -> dict[str, Tensor]:
-    """Every matrix as int8 rows and their scales; what is no matrix in another dtype.
+    """Quantise every matrix to int8 rows and scales; convert other tensors to the dtype `others`.
 
     >>> rounded({"w": torch.tensor([[0.5, -1.0]])}, torch.float16)
     {'w': tensor([[  64, -127]], dtype=torch.int8), 'w_scale': tensor([[0.0079]])}
@@ -36,7 +36,7 @@ def rounded(tensors: Mapping[str, Tensor], others: torch.dtype) -> dict[str, Ten
 
 
 def shapes_in(stored: Mapping[str, tuple[str, Shape]], path: Path) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of what `restored` makes of a safetensors file's tensors, given the dtype and shape of each.
+    """Names and shapes of the tensors that `restored` yields, given the stored dtypes and shapes.
 
     >>> list(shapes_in({"w": ("I8", (4, 2)), "w_scale": ("F32", (4, 1)), "b": ("F16", (4,))}, Path("m")))
     [('w', (4, 2)), ('b', (4,))]
@@ -59,7 +59,7 @@ def shapes_in(stored: Mapping[str, tuple[str, Shape]], path: Path) -> Iterator[t
 
 
 def restored(names: Iterable[str], read: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a file, those of int8 rows as the matrices they stand for.
+    """Tensors of a file, with int8 matrices dequantised.
 
     >>> stored = rounded({"w": torch.tensor([[127.0, 3.0]])}, torch.float16)
     >>> list(restored(stored, stored.__getitem__))

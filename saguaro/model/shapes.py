@@ -1,7 +1,7 @@
-"""The tensors of a Hugging Face checkpoint and their shapes, by a model's numbers: checked before anything is built.
+"""The tensor names and shapes that a model's spec implies, checked against the files before the model is built.
 
-A config.json can promise any size. What it promises is compared with the names and shapes that the files hold, so that
-memory is only taken for weights that are there.
+A config.json can claim any size. It is compared with the names and shapes in the files, so that memory is allocated
+only for weights that exist.
 """
 
 import re
@@ -15,21 +15,21 @@ from saguaro.model.rounded import Shape
 from saguaro.model.spec import ModelSpec
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-IGNORED = (".rotary_emb.inv_freq",)  # old checkpoints store what the config already says
+IGNORED = (".rotary_emb.inv_freq",)  # in old checkpoints; computed from the config
 
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)")
 
 
 def is_ignored(name: str, is_tied: bool) -> bool:
-    """Whether a tensor of a file is not needed: computed from the config, or a second copy of a tied embedding."""
+    """Whether a stored tensor is not needed: computed from the config, or a second copy of a tied embedding."""
     return name.endswith(IGNORED) or (is_tied and name == HEAD)
 
 
 class Shapes:
-    """The tensors that a model needs. Nothing is made for each layer: a config.json can promise a billion of them."""
+    """The tensors that a model needs. Memory does not grow with the layers, since a config.json can claim a billion."""
 
     def __init__(self, spec: ModelSpec, n_head: int | None = None, *, is_lent: bool = False) -> None:
-        """n_head: rows of a reduced head, which is never tied; is_lent: the embedding is another model's."""
+        """n_head: rows of a reduced head, which is never tied; is_lent: the embedding is that of another model."""
         self._spec, self._is_lent, self.is_tied = spec, is_lent, spec.is_tied and n_head is None
         self._top: dict[str, Shape] = {NORM: (spec.hidden,)}
         if not is_lent:
@@ -39,7 +39,7 @@ class Shapes:
         self._layer = _layer_shapes(spec)
 
     def check(self, held: Iterable[tuple[str, Shape]], source: Path, said_by: str = "config.json") -> None:
-        """Raise unless source holds these tensors and no others; said_by: where the model's numbers come from."""
+        """Raise unless source holds these tensors and no others; said_by: the source of the spec, for messages."""
         found: set[str] = set()
         for name, shape in held:
             if is_ignored(name, self.is_tied):
@@ -64,7 +64,7 @@ class Shapes:
             raise CorruptModel(f"{source} lacks {brief(n_missing)} tensors ({some}, ...); {AGAIN}")
 
     def get(self, name: str) -> Shape | None:
-        """The shape of a tensor; None if the model has none of this name."""
+        """The shape of a tensor; None if the model has no tensor of this name."""
         inner = _LAYER.fullmatch(name)
         if inner is None:
             return self._top.get(name)

@@ -1,4 +1,4 @@
-"""What a model is: the numbers of a Hugging Face config.json, or a refusal that names what is not supported."""
+"""A model's hyperparameters from a Hugging Face config.json, or an error that names the unsupported feature."""
 
 import math
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from saguaro.model.files import AGAIN, brief, is_there, read_json
 
 @dataclass(frozen=True)
 class Family:
-    """What the models of one architecture have in common and their config.json does not say."""
+    """Properties of an architecture that config.json does not state."""
 
-    gguf: str = ""  # general.architecture of its GGUF files; empty: none of its own
-    qkv_bias: bool = False  # always; otherwise attention_bias says so
-    output_bias: bool = False  # attention_bias holds for the output projection too
-    qk_norm: bool = False  # queries and keys are normed by head
+    gguf: str = ""  # general.architecture of its GGUF files; empty: none
+    qkv_bias: bool = False  # always; otherwise given by attention_bias
+    output_bias: bool = False  # attention_bias applies to the output projection too
+    qk_norm: bool = False  # per-head RMSNorm of queries and keys
     has_window: bool = False  # sliding_window is used unless use_sliding_window is false
 
 
@@ -31,12 +31,12 @@ FAMILIES = {  # by the name in config.json's architectures
     "Qwen3ForCausalLM": Family("qwen3", output_bias=True, qk_norm=True),
 }
 
-MOST_POSITIONS = 2**24  # more than any model knows; nothing in the files tells a lie here
+MOST_POSITIONS = 2**24  # more than any model has; no tensor shape could refute a larger number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary positions: base frequency and how it is stretched."""
+    """Rope parameters: base frequency and scaling."""
 
     theta: float = 10000.0
     kind: str = "default"  # default, linear or llama3
@@ -56,7 +56,7 @@ class Rope:
         return frequency
 
     def _llama3(self, frequency: Tensor) -> Tensor:
-        """Long wavelengths are stretched, short ones kept, those between blended."""
+        """Scale long wavelengths, keep short ones, interpolate between them."""
         wavelength = 2 * math.pi / frequency
         longest = self.original_length / self.low_freq_factor
         shortest = self.original_length / self.high_freq_factor
@@ -71,7 +71,7 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """One transformer, by its numbers."""
+    """The hyperparameters of one transformer."""
 
     architecture: str
     n_layers: int
@@ -80,7 +80,7 @@ class ModelSpec:
     n_kv_heads: int
     head_dim: int
     intermediate: int
-    n_vocab: int  # rows of the embedding; a tokenizer may know fewer
+    n_vocab: int  # rows of the embedding; a tokenizer may have fewer
     norm_eps: float
     max_length: int
     rope: Rope
@@ -92,7 +92,7 @@ class ModelSpec:
     eos_ids: tuple[int, ...]
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of keys and values that one token holds, all layers together."""
+        """Bytes of one token's keys and values in all layers."""
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim * dtype.itemsize
 
 
@@ -104,7 +104,7 @@ def read_spec(folder: Path) -> ModelSpec:
 
 
 def parse_spec(config: Mapping[str, Any], eos_ids: object = None, source: str = "config.json") -> ModelSpec:
-    """The spec of a config.json's content; eos_ids overrides its end-of-text ids, source names it in errors."""
+    """The spec of a config.json's content; eos_ids overrides its end-of-text ids, source is its name in errors."""
     architecture = "language model"
     try:
         architecture = _architecture(config, source)
@@ -140,7 +140,7 @@ def parse_spec(config: Mapping[str, Any], eos_ids: object = None, source: str = 
 
 
 def _whole(fields: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A size: a whole number of at least 1. One that is not there, or null, has the default; without one it must be."""
+    """A size: an integer of at least 1. A missing or null field has the default; without one it is required."""
     value = fields[key] if default is None else fields.get(key)
     if value is None and default is not None:
         return default
@@ -150,7 +150,7 @@ def _whole(fields: Mapping[str, Any], key: str, default: int | None = None) -> i
 
 
 def _number(fields: Mapping[str, Any], key: str, default: float | None = None, *, may_be_zero: bool = False) -> float:
-    """A positive number, not infinite; the default as for `_whole`."""
+    """A positive, finite number; the default as in `_whole`."""
     value = fields[key] if default is None else fields.get(key)
     if value is None and default is not None:
         return default
@@ -163,7 +163,7 @@ def _number(fields: Mapping[str, Any], key: str, default: float | None = None, *
 def _is_positive(value: float, may_be_zero: bool) -> bool:
     try:
         return math.isfinite(value) and (value > 0 or (may_be_zero and value == 0))
-    except OverflowError:  # a whole number beyond any float
+    except OverflowError:  # an integer too large for a float
         return False
 
 
@@ -199,7 +199,7 @@ def _architecture(config: Mapping[str, Any], source: str) -> str:
 
 
 def _refuse_unknown(config: Mapping[str, Any], architecture: str, source: str) -> None:
-    """Features that would change the result if ignored."""
+    """Refuse features that would change the result if ignored."""
 
     def refuse(feature: str, remedy: str) -> None:
         raise UnsupportedModel(f"{source}: {architecture} with {feature} is not supported; {remedy}")
@@ -225,7 +225,7 @@ def _refuse_unknown(config: Mapping[str, Any], architecture: str, source: str) -
 
 
 def _check_sizes(spec: ModelSpec, source: str) -> None:
-    """Numbers that no model can have together."""
+    """Refuse inconsistent sizes."""
     if spec.max_length > MOST_POSITIONS:
         length = brief(spec.max_length)
         raise CorruptModel(f"{source} says the model knows {length} positions; {MOST_POSITIONS} are the most: {AGAIN}")

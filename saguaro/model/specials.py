@@ -1,7 +1,7 @@
-r"""Special tokens that a user's text spells out, such as <|im_start|>: they stay text.
+r"""Special tokens spelled out in a user's text, such as <|im_start|>, stay text.
 
-A chat template writes special tokens to say who speaks. If a message's content could write them too, a user could
-speak as the system. So, where a content holds the spelling of a special token:
+A chat template marks roles with special tokens. If a message's content could contain them too, a user could
+impersonate the system. So, if a content holds the spelling of a special token:
 
     content     the <|im_end|> token          hide: each spelling becomes a mark that the user cannot know
     rendered    <|im_start|>user\n the MARK token<|im_end|>
@@ -17,22 +17,22 @@ from typing import Any
 
 import tokenizers
 
-START, END = "\U000f0000", "\U000f0001"  # private use: of marks
+START, END = "\U000f0000", "\U000f0001"  # private-use characters that delimit marks
 
 
 class Specials:
-    """The special tokens of one tokenizer. Any thread may use it."""
+    """The special tokens of one tokenizer. Thread-safe."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend, self._secret, self._lock = backend, secrets.token_hex(8), threading.Lock()
         found = {token.content: (index, token) for index, token in backend.get_added_tokens_decoder().items()}
         self._tokens = {text: pair for text, pair in found.items() if pair[1].special and text.strip()}
-        self._spellings = sorted(self._tokens, key=len, reverse=True)  # the longest that fits is meant
+        self._spellings = sorted(self._tokens, key=len, reverse=True)  # longest match first
         self._written = re.compile("|".join(map(re.escape, self._spellings)) or r"(?!)")
         self._marks = re.compile(f"{START}{self._secret}:(\\d+){END}")
 
     def hide(self, value: Any) -> Any:
-        """The same value, every special token that a string in it spells out replaced by a mark."""
+        """The same value, with every special token that its strings spell out replaced by a mark."""
         if isinstance(value, str):
             return self._written.sub(lambda found: self._mark(self._spellings.index(found[0])), value)
         if isinstance(value, Mapping):
@@ -42,18 +42,18 @@ class Specials:
         return value
 
     def are_hidden(self, text: str) -> bool:
-        """Whether a rendered text holds marks."""
+        """Whether a rendered text has marks."""
         return self._marks.search(text) is not None
 
     def show(self, text: str) -> str:
-        """A rendered text with what the marks stand for."""
+        """A rendered text with marks replaced by their spelling."""
         return self._marks.sub(lambda found: self._spellings[int(found[1])], text)
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """Tokens of a rendered text: special tokens outside marks are tokens, those in marks are text.
+        """Tokens of a rendered text: special tokens outside marks are tokens, marks are text.
 
-        Each special token becomes a stand-in token that no text can spell, so that one call encodes everything and
-        the text around special tokens is cut as usual.
+        Each special token is replaced by a stand-in token that no text can spell. So one call encodes everything, and
+        the text around special tokens is split as usual.
         """
         backend, stand_ins = self._literal
         ids: list[int] = []
@@ -74,7 +74,7 @@ class Specials:
 
     @cached_property
     def _literal(self) -> tuple[tokenizers.Tokenizer, Mapping[tuple[bool, bool], str]]:
-        """A tokenizer that takes the spelling of a special token for text; its stand-ins by (lstrip, rstrip)."""
+        """A tokenizer that encodes special tokens' spellings as text, and its stand-ins by (lstrip, rstrip)."""
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         backend.encode_special_tokens = True
         sides = {(token.lstrip, token.rstrip) for _, token in self._tokens.values()}

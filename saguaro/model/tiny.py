@@ -1,7 +1,7 @@
 """Tiny random models for tests: real Hugging Face checkpoints with a real tokenizer, a few hundred kilobytes each.
 
-Every weight is random, norms and biases too: at their usual 1 and 0 a forgotten one would not be seen. They are large
-enough that the logits differ by several units, and no number of the config is the default that a reader might assume.
+Every weight is random, norms and biases too: with their usual 1 and 0 a missing one would go unnoticed. Weights are
+large enough that logits differ by several units. No config value is a default that a loader might assume.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ MERGES = (
     ("a", "n"),
     ("e", "r"),
     (" ", "the"),
-)  # 257 and on
+)  # tokens from 257 on
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -56,7 +56,7 @@ def write_tiny(folder: Path, family: str, *, seed: int = 0, tied: bool = False, 
 
 
 def tiny_model(family: str, *, seed: int = 0, tied: bool = False, **overrides: Any) -> Any:
-    """transformers' own model with random weights in float32: the reference, and what write_tiny saves."""
+    """The transformers model with random float32 weights: the reference, and the model that write_tiny saves."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     fields = {**_SIZES, **_FAMILIES[family], "tie_word_embeddings": tied, **overrides}
@@ -71,7 +71,7 @@ def tiny_model(family: str, *, seed: int = 0, tied: bool = False, **overrides: A
 
 
 def tiny_tokenizer(n_vocab: int = 288) -> Any:
-    """A byte-level transformers tokenizer of at most n_vocab tokens: token b is byte b, then the end, then MERGES."""
+    """A byte-level transformers tokenizer of at most n_vocab tokens: token b is byte b, then EOS, then MERGES."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -87,7 +87,7 @@ def tiny_tokenizer(n_vocab: int = 288) -> Any:
 
 
 def _spell(text: str) -> str:
-    """Bytes, written as latin-1, in a byte-level tokenizer's letters."""
+    """Bytes, given as latin-1 text, in a byte-level tokenizer's letters."""
     letters = byte_letters()
     return "".join(letters[byte] for byte in text.encode("latin-1"))
 

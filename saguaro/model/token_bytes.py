@@ -1,10 +1,10 @@
-"""The bytes that each token stands for, whatever comes before or after it.
+"""The bytes of each token, independent of its context.
 
-A character may be split over tokens, and then the text of one of them alone is a replacement character, the same for
-all of them. Its bytes are told by the vocabulary's spelling and the tokenizer's decoder:
+A character may be split over several tokens; each of these alone decodes to the same replacement character. The bytes
+follow from the vocabulary's spelling and the tokenizer's decoder:
 
     byte-level BPE      one letter per byte            "Ġthe" is " the"
-    SentencePiece       "▁" is a space, and <0xE2> a byte that no token has
+    SentencePiece       "▁" is a space, and <0xE2> a byte without a token
 """
 
 import json
@@ -16,17 +16,17 @@ KNOWN = ("ByteLevel", "Replace", "Metaspace", "ByteFallback", "Fuse", "Strip")
 
 
 class TokenBytes:
-    """Token ids to bytes, for one tokenizer (transformers' own)."""
+    """Token ids to bytes, for one transformers tokenizer."""
 
     def __init__(self, inner: Any, spelling: Mapping[int, str]) -> None:
         backend = getattr(inner, "backend_tokenizer", None)
         self._inner, self._spelling = inner, spelling
-        self._steps = _steps(backend.decoder) if backend is not None else None  # None: only the tokenizer can tell
+        self._steps = _steps(backend.decoder) if backend is not None else None  # None: use the tokenizer
         self._added = {token: str(added) for token, added in inner.added_tokens_decoder.items()}
         self._byte = {letter: byte for byte, letter in enumerate(byte_letters())}
 
     def of(self, token: int) -> bytes:
-        """The bytes of a token; those of an added one are its name's."""
+        """The bytes of a token; for an added token those of its name."""
         if token in self._added:
             return self._added[token].encode()
         if self._steps is None:
@@ -45,7 +45,7 @@ class TokenBytes:
 
 
 def byte_letters() -> list[str]:
-    """The letter that byte-level tokenizers write for each byte.
+    """The letter of each byte in byte-level tokenizers.
 
     >>> letters = byte_letters()
     >>> letters[ord("a")], letters[ord(" ")]
@@ -57,7 +57,7 @@ def byte_letters() -> list[str]:
 
 
 def spell(token: bytes) -> str:
-    r"""A token's bytes as text; where they are no whole characters, as the OpenAI API writes them.
+    r"""A token's bytes as text; if they are not whole characters, in the OpenAI API's format.
 
     >>> spell(b" the"), spell(b"\xe2\x80")
     (' the', 'bytes:\\xe2\\x80')
@@ -69,7 +69,7 @@ def spell(token: bytes) -> str:
 
 
 def n_begun(token: bytes) -> int:
-    """How many characters begin in a token: over all tokens of a text, as many as it has.
+    """How many characters begin in a token; summed over a text's tokens, its number of characters.
 
     >>> n_begun("é".encode()[:1]), n_begun("é".encode()[1:]), n_begun("éa".encode())
     (1, 0, 2)
@@ -78,7 +78,7 @@ def n_begun(token: bytes) -> int:
 
 
 def _steps(decoder: Any) -> list[dict[str, Any]] | None:
-    """What a decoder does to one token after the other; None if a part of it is not known here."""
+    """The steps of a decoder, in order; None if one of them is unknown."""
     if decoder is None:
         return None
     state = json.loads(decoder.__getstate__())

@@ -1,4 +1,4 @@
-"""A reduced head: `token_map.safetensors` beside the weights holds `ids`, the token of each row of the head."""
+"""A reduced head: `ids` in `token_map.safetensors`, next to the weights, is the token of each row of the head."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ FILE = "token_map.safetensors"
 
 
 def read_token_map(folder: Path, n_vocab: int) -> Tensor | None:  # [head rows] int64
-    """The map of a model folder, distinct ids below n_vocab; None if its head is whole."""
+    """The token map of a model folder, distinct ids below n_vocab; None if it has a full head."""
     path = folder / FILE
     if not is_there(path):
         return None
@@ -33,12 +33,12 @@ def read_token_map(folder: Path, n_vocab: int) -> Tensor | None:  # [head rows] 
 
 
 def write_token_map(ids: Tensor, folder: Path) -> None:  # [head rows] int64
-    """Write the map of a model folder."""
+    """Write the token map of a model folder."""
     save_tensors({"ids": ids.int()}, folder / FILE)
 
 
 def fault(ids: Tensor, n_vocab: int) -> str | None:  # [head rows] int64
-    """What keeps these ids from being a map.
+    """Why these ids are not a valid token map; None if they are.
 
     >>> import torch
     >>> fault(torch.tensor([3, 8]), n_vocab=8)

@@ -1,4 +1,4 @@
-"""Text to tokens and back, through transformers; and text that arrives token by token."""
+"""Text to tokens and back, with transformers; and incremental decoding."""
 
 import contextlib
 import copy
@@ -17,13 +17,13 @@ from saguaro.model.token_bytes import TokenBytes
 
 T = TypeVar("T")
 
-MOST_BYTES = 256 * 2**20  # of a file of a tokenizer
+MOST_BYTES = 256 * 2**20  # of one tokenizer file
 FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "config.json", "generation_config.json"]
-FILES += ["vocab*", "merges.txt", "*.jinja", "chat_template.json", "*.model"]  # that transformers may read
+FILES += ["vocab*", "merges.txt", "*.jinja", "chat_template.json", "*.model"]  # files that transformers may read
 
 
 class AddedToken(NamedTuple):
-    """A token beside the vocabulary that was learnt."""
+    """A token added to the learnt vocabulary."""
 
     id: int
     is_special: bool
@@ -33,38 +33,38 @@ class Tokenizer:
     """A model's tokenizer and chat template."""
 
     def __init__(self, inner: Any, name: str) -> None:
-        self.inner, self.name = inner, name  # transformers' own
+        self.inner, self.name = inner, name  # inner: the transformers tokenizer
         self.run_template: Run = run_here
         self.spelling: dict[int, str] = {token: text for text, token in inner.get_vocab().items()}
-        self.n_vocab: int = max(self.spelling) + 1  # ids the tokenizer can make or read
+        self.n_vocab: int = max(self.spelling) + 1  # largest id + 1
         self.eos_id: int | None = inner.eos_token_id
         self.bytes = TokenBytes(inner, self.spelling)
-        self._backend = getattr(inner, "backend_tokenizer", None)  # which decodes in a fifth of the time
+        self._backend = getattr(inner, "backend_tokenizer", None)  # decodes in a fifth of the time
         self._specials = Specials(self._backend) if self._backend is not None else None
 
     @property
     def added_tokens(self) -> dict[str, AddedToken]:
-        """Tokens that a text is cut at before anything else, by their spelling; special ones are left out of texts."""
+        """Added tokens by their spelling. A text is split at them first; special ones are left out when decoding."""
         found = self.inner.added_tokens_decoder
         return {str(token): AddedToken(index, token.special) for index, token in found.items()}
 
     def copy(self) -> "Tokenizer":
-        """One that another thread can use at the same time."""
+        """A copy for use in another thread."""
         return Tokenizer(copy.deepcopy(self.inner), self.name)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Tokens of a plain text, with the special tokens the model puts around one unless these are not wanted."""
+        """Tokens of a plain text, with the model's surrounding special tokens if `special`."""
         _check_text(text)
         with self._panics():
             return list(self.inner(text, add_special_tokens=special)["input_ids"])
 
     def _panics(self) -> AbstractContextManager[None]:
-        """What the tokenizer's own code may break with is told as an error of the text."""
+        """Report a panic of the tokenizer as an error of the text."""
         return panics_as(lambda e: RequestError(f"the tokenizer of {self.name} fails on this text ({e}); shorten it"))
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The model's chat template; raises where it has none."""
+        """The model's chat template; raises if it has none."""
         source = self.inner.chat_template
         if isinstance(source, Mapping):  # several by name
             source = source.get("default")
@@ -75,19 +75,19 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Message], *, parse_special: bool = False, **options: Any) -> list[int]:
         """Tokens of a conversation, ready for the assistant's next turn; options are those of ChatTemplate.render.
 
-        A special token that a message spells out is text, unless parse_special.
+        Special tokens spelled out in messages stay text, unless parse_special.
         """
         check_messages(messages)
         hidden, options = (messages, options) if parse_special else (self.hide(messages), self.hide(options))
         return self.encode_rendered(self.chat_template.render(hidden, **options))
 
     def hide(self, value: T) -> T:
-        """A value for a template to render, in which special tokens that its strings spell out are marked as text."""
+        """A value for a template, with special tokens that its strings spell out marked as text."""
         hidden: T = value if self._specials is None else self._specials.hide(value)
         return hidden
 
     def encode_rendered(self, text: str, special: bool = False) -> list[int]:
-        """Tokens of a text that a template rendered; marks of `hide` are the text they stand for."""
+        """Tokens of a rendered template; marks of `hide` are encoded as text."""
         if self._specials is not None and self._specials.are_hidden(text):
             _check_text(text)
             with self._panics():
@@ -95,8 +95,8 @@ class Tokenizer:
         return self.encode(text, special)
 
     def encode_opening(self) -> list[int]:
-        """Tokens of a conversation up to where its first user's message begins."""
-        mark = "\u2063saguaro\u2063"  # nobody's words
+        """Tokens of a conversation before the content of its first user message."""
+        mark = "\u2063saguaro\u2063"  # occurs in no template
         before, *after = self.chat_template.render([{"role": "user", "content": mark}]).split(mark)
         tokens = self.encode(before, special=False)
         if len(after) != 1 or not tokens:
@@ -104,7 +104,7 @@ class Tokenizer:
         return tokens
 
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
-        """Text of these tokens, special ones left out unless they are wanted."""
+        """Text of these tokens, with special ones only if `special`."""
         if self._backend is not None:
             return str(self._backend.decode(list(tokens), skip_special_tokens=not special))
         skipped = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
@@ -113,9 +113,9 @@ class Tokenizer:
 
 @contextlib.contextmanager
 def panics_as(error: Callable[[BaseException], SaguaroError]) -> Iterator[None]:
-    """Raise an error of ours where tokenizers panics: some regular expressions fail on some texts.
+    """Raise our own error if tokenizers panics: some regular expressions fail on some texts.
 
-    A panic is a BaseException of a class that cannot be imported, and would end a thread.
+    A panic is a BaseException whose class cannot be imported; it would end the thread.
     """
     try:
         yield
@@ -126,7 +126,7 @@ def panics_as(error: Callable[[BaseException], SaguaroError]) -> Iterator[None]:
 
 
 def _check_text(text: str) -> None:
-    """Text that can be encoded: no half of a surrogate pair, which JSON allows and UTF-8 does not."""
+    """Refuse lone surrogates, which JSON allows and UTF-8 does not."""
     try:
         text.encode()
     except UnicodeEncodeError as e:
@@ -136,7 +136,7 @@ def _check_text(text: str) -> None:
 def load_tokenizer(path: Path, n_vocab: int, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer of a model folder or .gguf file; it must fit an embedding of n_vocab rows.
 
-    A chat template takes the place of the model's own.
+    A given chat template replaces the model's own.
     """
 
     def unreadable(e: BaseException) -> TokenizerMismatch:
@@ -146,12 +146,12 @@ def load_tokenizer(path: Path, n_vocab: int, chat_template: str | None = None) -
     try:
         with panics_as(unreadable):
             inner = _from_gguf(path) if path.suffix == ".gguf" else _from_folder(path)
-            inner("Hello, world! 1234")  # some are built and fail on any text
+            inner("Hello, world! 1234")  # some load and then fail on any text
             inner.chat_template = chat_template or inner.chat_template
             tokenizer = Tokenizer(inner, str(path))
     except SaguaroError:
         raise
-    except Exception as e:  # transformers and tokenizers raise many kinds here, bare Exception among them
+    except Exception as e:  # transformers and tokenizers raise many types, bare Exception among them
         raise unreadable(e) from e
     if tokenizer.n_vocab > n_vocab:
         raise TokenizerMismatch(
@@ -162,13 +162,13 @@ def load_tokenizer(path: Path, n_vocab: int, chat_template: str | None = None) -
 
 
 def has_tokenizer(path: Path) -> bool:
-    """Whether a model folder or .gguf file comes with a tokenizer."""
+    """Whether a model folder or .gguf file has a tokenizer."""
     files = ("tokenizer.json", "tokenizer.model", "vocab.json")
     return path.suffix == ".gguf" or any(is_there(path / name) for name in files)
 
 
 def _from_folder(folder: Path) -> Any:
-    """The tokenizer of a folder. Code that the folder brings is never run."""
+    """The tokenizer of a folder. Code in the folder is never run."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if not has_tokenizer(folder):
@@ -176,14 +176,14 @@ def _from_folder(folder: Path) -> Any:
             f"{folder} holds no tokenizer.json or tokenizer.model; copy the model's tokenizer there"
         )
     _check_files(folder)
-    # tokenizer.json says all there is to say. AutoTokenizer would rebuild parts of it by the class that is named beside
-    # it, and take two seconds to look that up.
+    # tokenizer.json is complete. AutoTokenizer would rebuild parts of it for the class named in tokenizer_config.json,
+    # and take two seconds to look that class up.
     kind = PreTrainedTokenizerFast if is_there(folder / "tokenizer.json") else AutoTokenizer
     return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _check_files(folder: Path) -> None:
-    """Every file that transformers may read is a file, and is named by its usual name."""
+    """Check that every file that transformers may read is a regular file with a plain name."""
     for place in (folder, folder / "additional_chat_templates"):
         for path in sorted(place.iterdir()) if place.is_dir() else []:
             if any(path.match(pattern) for pattern in FILES):
@@ -216,13 +216,13 @@ def wrap_gguf_tokenizer(model: GGUFModel) -> Any:
 
 
 class TextStream:
-    """The text of one growing output. Nothing is shown that may yet change: not half a character, and not the
-    beginning of what may become a stop string.
+    """Incremental decoding of one output. Text that may still change is held back: an incomplete character, or the
+    beginning of a possible stop string.
 
         tokens   |--- context ---|--- in the text ---|-- undecoded --|
         text                     |------ shown ------|--- held ---|
 
-    The context is the end of the prompt: some tokenizers write a word's space only if something comes before it.
+    The context is the end of the prompt: some tokenizers write a word's leading space only after other text.
     """
 
     def __init__(
@@ -231,46 +231,46 @@ class TextStream:
         stop: Sequence[str] = (),
         context: Sequence[int] = (),
         *,
-        special: bool = False,  # whether special tokens have a text
+        special: bool = False,  # whether special tokens are decoded
         keeps_stop: bool = False,  # whether a stop string is part of the text
     ) -> None:
         self._tokenizer, self._stop, self._special, self._keeps_stop = tokenizer, stop, special, keeps_stop
-        self._tokens = list(context)  # those needed to decode what comes, and those not in the text yet
-        self._read = len(self._tokens)  # of these, how many are in the text or before it
+        self._tokens = list(context)  # context for decoding, then tokens not in the text yet
+        self._read = len(self._tokens)  # how many of these are context, in the text or before it
         self._text = ""  # decoded so far
-        self._shown = 0  # characters of _text handed out
+        self._shown = 0  # characters of _text returned so far
         self.stopped_by: str | None = None
 
     @property
     def text(self) -> str:
-        """Everything handed out so far."""
+        """All text returned so far."""
         return self._text[: self._shown]
 
     def fork(self) -> "TextStream":
-        """Another that goes on from here by itself."""
+        """An independent copy."""
         other = copy.copy(self)
         other._tokens = list(self._tokens)
         return other
 
     def push(self, *tokens: int, may_stop: bool = True) -> str:
-        """Take tokens, return the text that is now certain. After a stop string, `stopped_by` names it.
+        """Add tokens and return the text that is now final. After a stop string, `stopped_by` is that string.
 
-        Who must know at which token a stop string is complete gives them one by one.
+        To find the token that completes a stop string, push tokens one at a time.
         """
         self._tokens.extend(tokens)
         new = self._undecoded()
         if new.endswith("\ufffd"):
-            return ""  # a character of which bytes are missing
+            return ""  # an incomplete character
         if new:
             self._text += new
-            del self._tokens[: self._read]  # what was just decoded is context enough for what comes
+            del self._tokens[: self._read]  # the tokens just decoded are enough context
             self._read = len(self._tokens)
         elif len(self._tokens) > self._read + 16:  # special tokens give no text and need no context
             del self._tokens[self._read :]
         return self._show(self._cut() if may_stop else len(self._text))
 
     def finish(self) -> str:
-        """No token will follow: return what was held back."""
+        """End the output: return the text that was held back."""
         if self.stopped_by is not None:
             return ""
         self._text += self._undecoded()
@@ -288,7 +288,7 @@ class TextStream:
         return new
 
     def _cut(self) -> int:
-        """Where the certain text ends: at the first stop string, or before what may become one."""
+        """The end of the final text: the first stop string, or the beginning of a possible one."""
         found = [(self._text.find(stop, self._shown), stop) for stop in self._stop]
         hits = [(at, stop) for at, stop in found if at >= 0]
         if hits:
@@ -298,7 +298,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of text that begins stop.
+    """Length of the longest suffix of text that is a prefix of stop.
 
     >>> _overlap("hello wo", "world"), _overlap("hello", "world")
     (2, 0)

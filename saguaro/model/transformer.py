@@ -1,9 +1,9 @@
-"""Llama, Mistral, Qwen2 and Qwen3 as one module. It knows tokens and positions; of requests and pages it knows nothing.
+"""Llama, Mistral, Qwen2 and Qwen3 as one module. It computes on tokens and positions, without requests or pages.
 
-A step is flat: T tokens of any number of sequences. What a token may see is the attention's business, which the
-caller passes in. Weights are held as [in, out] and applied as x @ W; how that matrix lies in memory is chosen for the
-device (`matrix`): row-major on a CPU, where a product of few rows then reads it at full bandwidth (bench/linear.py),
-column-major on a GPU, as the checkpoints have it.
+A step is flat: T tokens of any number of sequences. The caller passes in the attention, which decides what a token may
+see. Weights have shape [in, out] and are applied as x @ W. Their memory order depends on the device (`matrix`):
+row-major on a CPU, where a product of few rows then reads the weight at full bandwidth (bench/linear.py); column-major
+on a GPU, as in the checkpoints.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from saguaro.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class QKNormRope:
-    """How a layer's projected heads become queries, keys and values: norms of their own, then rotation by position."""
+    """Per-head RMSNorm of queries and keys, where the model has it, then rope."""
 
     n_heads: int  # H
     q_norm: Tensor | None  # [d]
     k_norm: Tensor | None  # [d]
     eps: float
     cos: Tensor  # [T, 1, d]
-    sin: Tensor  # [T, 1, d]: negative on the first half, see apply_rope_
+    sin: Tensor  # [T, 1, d]: negative on the first half; see apply_rope_
 
     def __call__(self, heads: Tensor) -> tuple[Tensor, Tensor]:
         """heads [T, H + 2 * H_kv, d], changed in place -> q [T, H, d], and keys, then values [T, 2 * H_kv, d]."""
@@ -41,41 +41,41 @@ class QKNormRope:
 
 @dataclass(frozen=True)
 class KVWrite:
-    """Where a step's keys and values go."""
+    """Where a step's keys and values are written."""
 
     memory: Tensor  # [tokens, 2 * H_kv, d]: a token's keys, then its values
     kv_index: Tensor  # [T] int64
 
 
 class Attention(Protocol):
-    """Attends the step's queries to everything they may see, the step's own keys included."""
+    """Attention of a step's queries to all keys that they may see, the step's own included."""
 
     def place(self, layer: int) -> KVWrite:
-        """Where the step's keys and values go."""
+        """Where the step's keys and values are written."""
 
     def run(self, layer: int, q: Tensor) -> Tensor:
-        """q [T, H, d] -> [T, H * d]; the step's keys and values are in their place."""
+        """q [T, H, d] -> [T, H * d]; called after the step's keys and values were written."""
 
 
 @dataclass(frozen=True)
 class Residual:
-    """The residual stream, and what its next reader makes of it."""
+    """The residual stream, and its normed value for the next product."""
 
     x: Tensor  # [T, D]
-    read: Any  # norm(x), or whatever the products that made it need to compute it
+    read: Any  # norm(x), or the form of it that the Products implementation reads
 
 
-Weight = Any  # a matrix [in, out]: a Tensor, or what the products that read it have made of one (saguaro.model.packed)
+Weight = Any  # a matrix [in, out]: a Tensor, or packed for the products that read it (saguaro.model.packed)
 
 
 class Products(Protocol):
-    """The matrix products of a model, with what stands before and after each.
+    """The matrix products of a model. RMSNorm is fused into the products before and after it.
 
-    Whoever writes the stream knows the norm through which it is read next: so the norm can be computed on the way.
+    A product that writes the residual stream is given the next RMSNorm, so that it can compute the norm as well.
     """
 
     def begin(self, x: Tensor, norm: Tensor, eps: float) -> Residual:
-        """The stream x [T, D], to be read through this norm [D]."""
+        """The residual stream x [T, D], normed by `norm` [D] for its next reader."""
 
     def read(self, stream: Residual, weight: Weight, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
         """norm(x) @ W + bias: -> [T, out]."""
@@ -83,7 +83,7 @@ class Products(Protocol):
     def read_heads(
         self, stream: Residual, weight: Weight, bias: Tensor | None, turn: QKNormRope, place: KVWrite
     ) -> Tensor:
-        """norm(x) @ W + bias as heads, turned: the queries [T, H, d]; keys and values go to their place."""
+        """norm(x) @ W + bias as heads, with rope. Returns queries [T, H, d]; writes keys and values to place."""
 
     def read_gated(self, stream: Residual, weight: Weight, bias: Tensor | None) -> Tensor:
         """silu(gate) * up, where (gate, up) = norm(x) @ W + bias: -> [T, out / 2]."""
@@ -91,11 +91,11 @@ class Products(Protocol):
     def write(
         self, stream: Residual, y: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, eps: float
     ) -> Residual:
-        """x + y @ W + bias, y [T, in], to be read through this norm."""
+        """The residual stream x + y @ W + bias, y [T, in], normed by `norm` for its next reader."""
 
 
 class TorchProducts:
-    """By torch, on any device."""
+    """Products in plain torch, for any device."""
 
     def begin(self, x: Tensor, norm: Tensor, eps: float) -> Residual:
         """See Products."""
@@ -135,7 +135,7 @@ TORCH = TorchProducts()
 
 
 def matrix(n_in: int, n_out: int, device: torch.device, dtype: torch.dtype, by_rows: bool = False) -> nn.Parameter:
-    """An empty [in, out] weight in the memory order that suits the device, or as checkpoints have it."""
+    """An empty [in, out] weight in the memory order of the device, or with by_rows in that of the checkpoints."""
     if device.type == "cpu" and not by_rows:
         empty = torch.empty(n_in, n_out, device=device, dtype=dtype)
     else:
@@ -149,13 +149,13 @@ def vector(n: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
 
 
 def apply_rope_(x: Tensor, cos: Tensor, sin: Tensor) -> None:  # [T, h, d] in place, [T, 1, d], [T, 1, d]
-    """Rotary position embedding; the second half of a head is the other coordinate of the first."""
-    turned = x.roll(x.shape[-1] // 2, -1)  # the minus sign lives in sin
+    """Rotary position embedding; element i of a head is rotated together with element i + d / 2."""
+    turned = x.roll(x.shape[-1] // 2, -1)  # the minus sign is in sin
     x.mul_(cos).addcmul_(turned, sin)
 
 
 class Layer(nn.Module):
-    """One transformer block: attention and gated MLP, each behind a norm and added to the stream."""
+    """One transformer block: attention and gated MLP, each with a pre-norm and a residual connection."""
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, by_rows: bool = False) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class Layer(nn.Module):
     def forward(
         self, index: int, stream: Residual, turn: QKNormRope, attention: Attention, by: Products, next_norm: Tensor
     ) -> Residual:
-        """The stream after this layer; the layer after it reads it through next_norm."""
+        """The residual stream after this layer; next_norm is the norm of its next reader."""
         eps = self.eps
         if self.q_norm is not None:
             turn = replace(turn, q_norm=self.q_norm, k_norm=self.k_norm)
@@ -196,16 +196,16 @@ class Transformer(nn.Module):
         device: torch.device,
         dtype: torch.dtype,
         token_map: Tensor | None = None,  # [head rows] int64: the token of each row of a reduced head
-        by_rows: bool = False,  # weights lie as checkpoints have them, for whoever packs them (saguaro.model.packed)
+        by_rows: bool = False,  # keep the checkpoint's memory order, to pack weights later (saguaro.model.packed)
     ) -> None:
         super().__init__()
         self.spec, self.device, self.dtype = spec, device, dtype
-        self.products: Products = TORCH  # those that read the weights as they are
+        self.products: Products = TORCH  # that read these weights
         self.weight_dtype, self.is_packed = dtype, False  # see saguaro.model.packed
         self.token_map = None if token_map is None else token_map.to(device)
         n_head = spec.n_vocab if token_map is None else len(token_map)
         self.head = matrix(spec.hidden, n_head, device, dtype, by_rows)
-        self.embedding: Tensor = self.head.t()  # [V, D]: a view when tied
+        self.embedding: Tensor = self.head.t()  # [V, D]: a view of the head when tied
         self.is_tied = spec.is_tied and token_map is None
         if not self.is_tied:
             self.embedding = nn.Parameter(
@@ -215,7 +215,7 @@ class Transformer(nn.Module):
         self.norm = vector(spec.hidden, device, dtype)
         self._norms = self._read_through()
         self.frequencies = spec.rope.frequencies(spec.head_dim).to(device)  # [d / 2]
-        self._table: tuple[Tensor, Tensor] | None = None  # of all positions, once it is needed
+        self._table: tuple[Tensor, Tensor] | None = None  # cos and sin of all positions, made on first use
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention, by: Products | None = None) -> Tensor:
         """tokens [T] int64, positions [T] int64 -> hidden states [T, D], before the last norm."""
@@ -227,7 +227,7 @@ class Transformer(nn.Module):
         return stream.x
 
     def logits(self, hidden: Tensor, by: Products | None = None) -> Tensor:  # [L, D] -> [L, V] float32
-        """What the model says next, after each of these hidden states; -inf for tokens a reduced head does not have."""
+        """Next-token logits of these hidden states; -inf for tokens that a reduced head lacks."""
         said = self.head_logits(hidden, by)
         if self.token_map is None:
             return said
@@ -240,7 +240,7 @@ class Transformer(nn.Module):
         return by.read(by.begin(hidden, self.norm, self.spec.norm_eps), self.head, None, torch.float32)
 
     def without(self, dropped: Sequence[int]) -> "Transformer":
-        """The same model without some layers; every weight is shared."""
+        """The same model without some layers; weights are shared."""
         twin = Transformer.__new__(Transformer)
         nn.Module.__init__(twin)
         kept = [layer for index, layer in enumerate(self.layers) if index not in dropped]
@@ -253,11 +253,11 @@ class Transformer(nn.Module):
         return twin
 
     def _read_through(self) -> list[Tensor]:
-        """The norms through which the stream is read: by each layer, then by the head."""
+        """The norms applied to the residual stream: of each layer, then of the head."""
         return [*(layer.get_parameter("norm1") for layer in self.layers), self.norm]
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [T] -> cos and sin [T, 1, d]; on a GPU out of a table, where every operation is a launch."""
+        """positions [T] -> cos and sin [T, 1, d]; on a GPU from a table, to save kernel launches."""
         if positions.device.type == "cpu":
             return self._turns(positions)
         if self._table is None:

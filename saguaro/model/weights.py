@@ -1,6 +1,6 @@
 """Fill a Transformer from safetensors or GGUF, one tensor at a time: there is never a second full copy.
 
-`destinations` names, for every tensor of a Hugging Face checkpoint, the slice of our fused weights it belongs in.
+`destinations` maps every tensor of a Hugging Face checkpoint to its slice of our fused weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ from saguaro.types import Progress
 
 @torch.no_grad()
 def fill(model: Transformer, tensors: Iterable[tuple[str, Tensor]], progress: Progress = lambda *_: None) -> None:
-    """Copy every tensor to its place. `Shapes.check` has seen that they are those that are needed."""
+    """Copy every tensor into the model. `Shapes.check` has verified names and shapes before."""
     places = destinations(model)
     for n_done, (name, tensor) in enumerate(tensors):
         progress("loading weights", min(n_done, len(places)), len(places))
@@ -81,7 +81,7 @@ def safetensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def shapes_in_folder(folder: Path) -> Iterator[tuple[str, Shape]]:
-    """Name and shape of every tensor of a model folder; headers alone are read."""
+    """Name and shape of every tensor of a model folder; only headers are read."""
     for path in safetensors_files(folder):
         yield from shapes_in(_header(path), path)
 
@@ -105,7 +105,7 @@ def _header(path: Path) -> dict[str, tuple[str, Shape]]:
 
 
 def _read(path: Path, name: str) -> Tensor:
-    # Reopened for every tensor, so that pages of the mapped file read so far do not stay in memory.
+    # The file is reopened for every tensor, so that mapped pages read so far do not stay in memory.
     try:
         with safe_open(path, framework="pt") as file:
             found: Tensor = file.get_tensor(name)
@@ -115,14 +115,14 @@ def _read(path: Path, name: str) -> Tensor:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file, whole or not at all."""
-    # copies: safetensors refuses tensors that share memory, as slices of fused weights do
+    """Write a safetensors file atomically."""
+    # Copies: safetensors refuses tensors that share memory, as slices of fused weights do.
     own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     write_whole(path, lambda partial: save_file(own, partial, metadata={"format": "pt"}))
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under another name and rename it: nobody sees half of it, and an older one stays until then."""
+    """Write a file atomically: under a temporary name, then renamed. An older file stays until then."""
     partial = path.with_name(f"{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def safetensors_files(folder: Path) -> list[Path]:
-    """The weight files of a model folder, all present."""
+    """The weight files of a model folder; an error if one is missing."""
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
     if is_there(index):

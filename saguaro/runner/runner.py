@@ -13,35 +13,35 @@ from saguaro.model.transformer import Products, Transformer
 
 
 class Runner:
-    """A model, the attention it runs with, and the products; None: the model's own."""
+    """A model, its attention backend and its matrix products (by=None: the model's own)."""
 
     def __init__(self, model: Transformer, attention: AttentionBackend, by: Products | None = None) -> None:
         self.model, self.attention, self.by = model, attention, by
 
     @property
     def device(self) -> torch.device:
-        """Where the model lives."""
+        """The model's device."""
         return self.model.device
 
     @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:
-        """Compute a step; logits of the logits_at positions, [L, V] float32."""
+        """Run a step; return the logits at logits_at, [L, V] float32."""
         return self.logits(self.hidden(step).index_select(0, step.logits_at))
 
     @torch.inference_mode()
     def hidden(self, step: Step) -> Tensor:
-        """Compute a step; the hidden states of all its tokens, [T, D]."""
+        """Run a step; return the hidden states of all its tokens, [T, D]."""
         self.attention.plan(step)
         return self.model(step.tokens, step.positions, self.attention, self.by)  # type: ignore[no-any-return]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """What comes after each of these hidden states: [L, D] -> [L, V] float32."""
+        """Next-token logits of these hidden states: [L, D] -> [L, V] float32."""
         return self.model.logits(hidden, self.by)
 
 
 def make_runner(model: Transformer, cache: KVCache, kernels: Kernels | None, longest: int) -> Runner:
-    """The model with these kernels, for texts up to this long; without any, by torch's own operations."""
+    """A runner with these kernels, for texts up to `longest`; None: torch or cpu.c."""
     if kernels is None:
         return Runner(model, cpu_attention(cache, model.spec))
     return Runner(model, PagedAttention(cache, kernels, longest), kernels.products)
