@@ -1,0 +1,81 @@
+"""Trees of tokens: which nodes stand, against a walk node by node."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saguaro.algo import tree, verification
+
+QUICK = settings(max_examples=300, deadline=None, derandomize=True, database=None)
+V = 3
+
+
+@st.composite
+def trees(draw: st.DrawFn, most: int = tree.MAX_NODES) -> tuple[list[int], list[int], list[int], int]:
+    """Parents, tokens, the target's tokens after the root and each node, and how many nodes are real."""
+    parents: list[int] = []
+    tokens: list[int] = []
+    for node in range(draw(st.integers(0, most))):
+        parent = draw(st.integers(-1, node - 1))
+        taken = {token for token, other in zip(tokens, parents, strict=True) if other == parent}
+        free = [token for token in range(V) if token not in taken]
+        if not free:
+            break
+        parents.append(parent)
+        tokens.append(draw(st.sampled_from(free)))
+    n = len(parents)
+    targets = draw(st.lists(st.integers(0, V - 1), min_size=n + 1, max_size=n + 1))
+    return parents, tokens, targets, draw(st.integers(0, n))
+
+
+def walk(parents: list[int], tokens: list[int], targets: list[int], n_real: int) -> tuple[list[int], int]:
+    """The accepted nodes and the bonus, by going down one node at a time."""
+    path: list[int] = []
+    at = -1
+    while True:
+        below = [node for node in range(n_real) if parents[node] == at and tokens[node] == targets[at + 1]]
+        if not below:
+            return path, targets[at + 1]
+        (at,) = below
+        path.append(at)
+
+
+@QUICK
+@given(trees())
+def test_the_path_of_a_walk_is_accepted(given_tree: tuple[list[int], list[int], list[int], int]) -> None:
+    parents, tokens, targets, n_real = given_tree
+    path, bonus = walk(parents, tokens, targets, n_real)
+    n_accepted, found, last = tree.accept(
+        *(torch.tensor([each], dtype=torch.int64) for each in (targets, tokens, parents)), torch.tensor([n_real])
+    )
+    assert n_accepted.tolist() == [len(path)]
+    assert found[0, : len(path)].tolist() == path
+    assert found[0, len(path) :].eq(-1).all()
+    assert last.tolist() == [bonus]
+
+
+@QUICK
+@given(st.lists(st.lists(st.integers(0, 1), min_size=9, max_size=9), min_size=1, max_size=4), st.data())
+def test_a_chain_is_verified_as_a_chain(rows: list[list[int]], data: st.DataObject) -> None:
+    facts = torch.tensor(rows)
+    targets, tokens = facts[:, :5], facts[:, 5:]
+    length = torch.tensor([data.draw(st.integers(0, 4)) for _ in rows])
+    n_accepted, path, bonus = tree.accept(targets, tokens, tree.chain(len(rows), 4), length)
+    expected = verification.accept(targets, tokens, length)
+    assert torch.equal(n_accepted, expected[0])
+    assert torch.equal(bonus, expected[1])
+    assert all(nodes[:n].tolist() == list(range(n)) for nodes, n in zip(path, n_accepted.tolist(), strict=True))
+
+
+def test_sixty_four_nodes_have_a_bit_each() -> None:
+    bits = tree.ancestors(tree.chain(1, 64))[0].tolist()
+    assert [one % 2**64 for one in bits] == [2 ** (node + 1) - 1 for node in range(64)]
+    with pytest.raises(AssertionError, match="65 nodes"):
+        tree.ancestors(tree.chain(1, 65))
+
+
+def test_a_broken_target_ends_the_path() -> None:
+    targets = torch.tensor([[5, verification.BROKEN, 0]])
+    found = tree.accept(targets, torch.tensor([[5, 6]]), torch.tensor([[-1, 0]]), torch.tensor([2]))
+    assert [each.tolist() for each in found] == [[1], [[0, -1]], [verification.BROKEN]]
