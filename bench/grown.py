@@ -195,7 +195,8 @@ def forward(model: Transformer, texts: list[list[int]]) -> Iterator[Tensor]:  # 
     """The logits after every token of every text, a chunk at a time."""
     n_pages = -(-max(map(len, texts)) // PAGE_SIZE)
     plan = KVPlan(n_pages, PAGE_SIZE, model.spec.kv_bytes_per_token(model.dtype), n_pages * PAGE_SIZE)
-    runner = Runner(model, cpu_attention(KVCache(plan, model.spec, model.device, model.dtype), model.spec))
+    cache = KVCache(plan, model.spec, model.device, model.dtype)
+    runner = Runner(model, cache, cpu_attention(cache, model.spec))
     for text in texts:
         for start in range(0, len(text), CHUNK):
             tokens = text[start : start + CHUNK]

@@ -31,13 +31,14 @@ class DraftTimes:
 
 @dataclass(frozen=True)
 class Speculation:
-    """The tokens proposed for a batch: row b proposes tokens[b, :length[b]]."""
+    """What the draft proposes for a batch: row b proposes a tree (algo/tree.py) of nodes tokens[b, :length[b]]."""
 
     tokens: Tensor  # [B, N] int64; padded with 0
     length: Tensor  # [B] int64, 0 <= length <= N
     source: Tensor  # [B] int64: index into SOURCES
     q: Tensor | None = None  # [B, N, V] the distribution of each token; None: no token was sampled, every q is one-hot
     times: DraftTimes | None = None
+    parent: Tensor | None = None  # [B, N] int64: of each node, -1 for the root; None: chains
 
     @property
     def hit(self) -> Tensor:  # [B] bool
@@ -51,8 +52,13 @@ class Speculation:
         return Speculation(torch.zeros(n_rows, 0, dtype=torch.int64), none, none)
 
     @staticmethod
-    def of(proposed: "Sequence[Sequence[int]]", lookahead: int, sources: "Sequence[int]") -> "Speculation":
-        """Build one from proposals of any length up to the lookahead. An empty proposal has the source EMPTY.
+    def of(
+        proposed: Sequence[Sequence[int]],
+        lookahead: int,
+        sources: Sequence[int],
+        parents: Sequence[Sequence[int] | None] = (),
+    ) -> "Speculation":
+        """Proposals of any length up to the lookahead, with the parents of trees; one without tokens has no source.
 
         >>> spec = Speculation.of([[7], []], lookahead=2, sources=[NGRAM, NGRAM])
         >>> spec.length.tolist(), [SOURCES[source] for source in spec.source]
@@ -62,7 +68,13 @@ class Speculation:
         length = torch.tensor([len(tokens) for tokens in proposed], dtype=torch.int64)
         tokens = torch.tensor(padded, dtype=torch.int64).view(len(proposed), lookahead)
         source = [at if tokens else EMPTY for tokens, at in zip(proposed, sources, strict=True)]
-        return Speculation(tokens, length, torch.tensor(source, dtype=torch.int64))
+        parent = None
+        if any(parents):
+            parent = torch.arange(-1, lookahead - 1).repeat(len(proposed), 1)
+            for row, nodes in enumerate(parents):
+                if nodes is not None:
+                    parent[row, : len(nodes)] = torch.tensor(nodes, dtype=torch.int64)
+        return Speculation(tokens, length, torch.tensor(source, dtype=torch.int64), parent=parent)
 
     def clip(self, limit: Tensor) -> "Speculation":  # limit: [B] int64
         """Limit the length of each row."""
@@ -89,9 +101,10 @@ class Outcome:
     slots: Tensor  # [B] int64: the rows that got a token in this round
     length: Tensor  # [B] int64: number of speculated tokens verified
     n_accepted: Tensor  # [B] int64, 0..length
-    bonus: Tensor  # [B] int64; BROKEN (saguaro.algo.verification) if the target's logits are not finite
-    logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # per row: accepted tokens and bonus; empty if not requested
-    prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # per row of the batch; empty if not requested
+    bonus: Tensor  # [B] int64; BROKEN (saguaro.algo.verification): none, the target's logits are not finite
+    path: Tensor | None = None  # [B, N] int64: the accepted nodes from the root down; None: of chains, the first nodes
+    logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # per row, for the accepted tokens and the bonus; or empty
+    prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # per row of the batch, those wanted; or empty
 
     def without(self, slots: Sequence[int]) -> "Outcome":
         """Drop rows that left: they need no speculation, and their slots may be reused.
@@ -103,7 +116,14 @@ class Outcome:
         if not slots:
             return self
         keep = ~torch.isin(self.slots, torch.tensor(slots, dtype=torch.int64))
-        return Outcome(self.slots[keep], self.length[keep], self.n_accepted[keep], self.bonus[keep])
+        path = None if self.path is None else self.path[keep]
+        return Outcome(self.slots[keep], self.length[keep], self.n_accepted[keep], self.bonus[keep], path)
+
+    def accepted(self) -> list[list[int]]:  # [B][n_accepted]
+        """The accepted nodes of each row, from the root down."""
+        if self.path is None:
+            return [list(range(n)) for n in self.n_accepted.tolist()]
+        return [nodes[:n] for nodes, n in zip(self.path.tolist(), self.n_accepted.tolist(), strict=True)]
 
     @staticmethod
     def nothing() -> "Outcome":

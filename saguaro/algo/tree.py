@@ -66,7 +66,7 @@ def accept(
     >>> accept(targets, torch.tensor([[5, 6, 7, 1]]), torch.tensor([[-1, 0, 0, 1]]), torch.tensor([4]))
     (tensor([2]), tensor([[ 0,  2, -1, -1]]), tensor([9]))
     """
-    b, n = tokens.shape
+    n = tokens.shape[1]
     real = torch.arange(n, device=tokens.device) < length[:, None]
     agrees = real & (tokens == targets.gather(1, parent + 1))
     wrong = _bits(~agrees)  # [B]

@@ -27,12 +27,23 @@ class NativeAttention:
         """Compute the KV indices of each row's text, and the number of keys that each token sees."""
         sizes, longest = step.sizes, max(step.lengths)
         self._places = [KVWrite(memory, step.kv_index) for memory in self._cache.layers]
-        self._kv_index = torch.zeros(len(sizes), longest, dtype=torch.int32)  # [R, longest]: KV index of every key
-        for row, (pages, length) in enumerate(zip(step.pages, step.lengths, strict=True)):
-            self._kv_index[row, :length] = kv_indices(pages, length, self._cache.page_size)
-        text = [row for row, n in enumerate(sizes) for _ in range(n)]
-        seen = [length - n + 1 + i for n, length in zip(sizes, step.lengths, strict=True) for i in range(n)]
-        self._text, self._seen = torch.tensor([text, seen], dtype=torch.int32)  # [T] each: row, keys seen
+        # [texts, longest]: KV index of every key. A row has one text; each node of a tree has its own, which ends with
+        # the path to the node.
+        self._kv_index = torch.zeros(len(sizes) + sum(map(len, step.paths)), longest, dtype=torch.int32)
+        text: list[int] = []
+        seen: list[int] = []
+        n_texts = len(sizes)
+        for row, (pages, length, n, paths) in enumerate(zip(step.pages, step.lengths, sizes, step.paths, strict=True)):
+            own, end = self._kv_index[row], length - len(paths)
+            own[:length] = kv_indices(pages, length, self._cache.page_size)
+            text += [row] * (n - len(paths)) + list(range(n_texts, n_texts + len(paths)))
+            seen += range(length - n + 1, end + 1)
+            for path in paths:
+                self._kv_index[n_texts, :end] = own[:end]
+                self._kv_index[n_texts, end : end + len(path)] = own[end:][path]
+                seen.append(end + len(path))
+                n_texts += 1
+        self._text, self._seen = torch.tensor([text, seen], dtype=torch.int32)  # [T] each: text, keys seen
 
     def place(self, layer: int) -> KVWrite:
         """See AttentionBackend."""

@@ -39,6 +39,7 @@ class PagedAttention:
 
     def plan(self, step: Step) -> None:
         """See AttentionBackend."""
+        assert not any(step.paths), "trees are not computed on this device yet"
         device, n_pages = self._cache.device, max(map(len, step.pages))
         pages = torch.tensor([[*row, *[0] * (n_pages - len(row))] for row in step.pages], dtype=torch.int32)
         self.plan_paged(

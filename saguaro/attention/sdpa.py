@@ -6,7 +6,7 @@ depend on the step, and a token's result is the same, bit for bit, whatever the 
 and whether the token is verified with others or decoded alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -95,7 +95,7 @@ class SDPAttention:
     def plan(self, step: Step) -> None:
         """See AttentionBackend."""
         self._kv_index = step.kv_index
-        self._rows = [self._row(step, index) for index in range(len(step.lengths))]
+        self._rows = [row for index in range(len(step.lengths)) for row in self._rows_of(step, index)]
 
     def place(self, layer: int) -> KVWrite:
         """See AttentionBackend."""
@@ -109,9 +109,21 @@ class SDPAttention:
             outs += [_attend(q[tile.start : tile.stop], keys, values, tile) for tile in row.tiles]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def _row(self, step: Step, index: int) -> _Row:
-        length, start, stop = step.lengths[index], step.starts[index], step.starts[index + 1]
-        span = Span.of(step.pages[index], length, self._cache, TILE)
+    def _rows_of(self, step: Step, index: int) -> Iterator[_Row]:
+        """A row's text, or its text and chain; then each node of its tree behind its own path."""
+        paths, pages, start = step.paths[index], step.pages[index], step.starts[index]
+        end = step.lengths[index] - len(paths)
+        stop = step.starts[index + 1] - len(paths)
+        if stop > start:
+            yield self._row(Span.of(pages, end, self._cache, TILE), start, stop, end)
+        kv_index = kv_indices(pages, step.lengths[index], self._cache.page_size) if paths else torch.empty(0)
+        for node, path in enumerate(paths):
+            own = torch.cat((kv_index[:end], kv_index[end:][path]))
+            own = torch.cat((own, own[:1].expand(-len(own) % TILE))).to(self._cache.device)
+            yield self._row(Span(len(own), 0, own), stop + node, stop + node + 1, end + len(path))
+
+    def _row(self, span: Span, start: int, stop: int, length: int) -> _Row:
+        """The queries start : stop of the flat step, of which the last sees so many keys."""
         first = length - (stop - start)  # position of the first query
         tiles = []
         for tile in range(first // TILE * TILE, length, TILE):

@@ -3,7 +3,8 @@
 row              0            1         2
 tokens     | t t t t t | t s s s | t s s s |      t: text, s: speculated
 starts     0           5         9         13     half-open
-kv_index   page * page_size + offset, one per token: where its key and value are written
+kv_index   page * page_size + offset, one per token: where its key and value are written; nodes of a tree, of
+           which several may have one position, lie one after the other behind the text
 logits_at  flat positions whose logits are needed: the last text token of a sampling row and each speculated one
 """
 
@@ -23,6 +24,15 @@ class Segment:
     start: int  # position of the first token
     pages: Sequence[int]  # of the sequence, at least up to the last token
     n_wanted: int  # number of last tokens whose logits are needed
+    parents: Sequence[int] | None = None  # of the last tokens, the nodes of a tree (algo/tree.py); None: a chain
+
+    @property
+    def paths(self) -> list[list[int]]:  # [nodes]
+        """The nodes on the way to each node of the tree, itself last."""
+        found: list[list[int]] = []
+        for node, parent in enumerate(self.parents or ()):
+            found.append([*(found[parent] if parent >= 0 else ()), node])
+        return found
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class Step:
     starts: list[int]  # [R + 1]
     lengths: list[int]  # [R] keys that a row's last token sees, itself included
     pages: list[Sequence[int]]  # [R]
+    paths: list[list[list[int]]]  # [R][nodes][depth]: of the row's last tokens, if they are a tree; else empty
 
     @property
     def sizes(self) -> list[int]:  # [R]
@@ -56,11 +67,14 @@ def make_step(segments: Sequence[Segment], page_size: int, device: torch.device)
     kv_index: list[int] = []
     logits_at: list[int] = []
     starts, lengths = [0], []
+    paths: list[list[list[int]]] = []
     for segment in segments:
         end = segment.start + len(segment.tokens)
-        where = range(segment.start, end)
+        where, own = range(segment.start, end), segment.paths
         tokens.extend(segment.tokens)
-        positions.extend(where)
+        positions.extend(where[: len(where) - len(own)])
+        positions.extend(end - len(own) + len(path) - 1 for path in own)
+        paths.append(own)
         kv_index.extend(segment.pages[at // page_size] * page_size + at % page_size for at in where)
         starts.append(len(tokens))
         logits_at.extend(range(starts[-1] - segment.n_wanted, starts[-1]))
@@ -70,4 +84,4 @@ def make_step(segments: Sequence[Segment], page_size: int, device: torch.device)
     packed = torch.tensor([*tokens, *positions, *kv_index, *logits_at], dtype=torch.int64).to(device)
     parts = packed.split(sizes)
     pages = [segment.pages for segment in segments]
-    return Step(parts[0], parts[1], parts[2], parts[3], starts, lengths, pages)
+    return Step(parts[0], parts[1], parts[2], parts[3], starts, lengths, pages, paths)

@@ -21,6 +21,7 @@ class DraftRow:
     speculation: list[int] = field(default_factory=list)
     source: int = EMPTY
     q: Tensor | None = None  # [K, V] the distributions the tokens were sampled from, if needed
+    parents: Sequence[int] | None = None  # of the speculated tokens, if they are a tree (algo/tree.py)
 
     @property
     def text(self) -> list[int]:
@@ -32,9 +33,12 @@ class DraftRow:
         """Whether the speculation in flight came from the cache."""
         return self.source == CACHE
 
-    def propose(self, tokens: Sequence[int], source: int, q: Tensor | None = None) -> None:
+    def propose(
+        self, tokens: Sequence[int], source: int, q: Tensor | None = None, parents: Sequence[int] | None = None
+    ) -> None:
         """Put a speculation in flight."""
         self.speculation, self.source, self.q = list(tokens), source if tokens else EMPTY, q
+        self.parents = parents
 
 
 Wanted = tuple[DraftRow, int]  # a row, and its room for tokens
@@ -49,6 +53,7 @@ class Proposal:
 
     tokens: list[list[int]]  # [R][<= K]
     q: Tensor | None = None  # [R, K, V] their distributions; None: the tokens were not sampled
+    parents: Sequence[Sequence[int] | None] = ()  # [R] of trees (algo/tree.py); empty: all are chains
 
 
 class Proposer(Protocol):
@@ -92,11 +97,10 @@ class DraftRows:
 
     def commit(self, outcome: Outcome) -> None:
         """Append the accepted tokens and the bonus to each text, and clear all speculations."""
-        facts = zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), outcome.bonus.tolist(), strict=True)
-        for slot, n_accepted, bonus in facts:
+        for slot, nodes, bonus in zip(outcome.slots.tolist(), outcome.accepted(), outcome.bonus.tolist(), strict=True):
             row = self._rows.get(slot)
             if row is not None:
-                row.text.extend([*row.speculation[:n_accepted], bonus])
+                row.text.extend([*(row.speculation[node] for node in nodes), bonus])
         for row in self:
             row.propose([], EMPTY)
 
@@ -104,7 +108,10 @@ class DraftRows:
         """The speculations in flight for these rows, in this order."""
         rows = [self._rows.get(slot) for slot in slots]
         spec = Speculation.of(
-            [row.speculation if row else [] for row in rows], lookahead, [row.source if row else EMPTY for row in rows]
+            [row.speculation if row else [] for row in rows],
+            lookahead,
+            [row.source if row else EMPTY for row in rows],
+            [row.parents if row else None for row in rows],
         )
         if all(row is None or row.q is None for row in rows):
             return spec

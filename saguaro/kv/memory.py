@@ -121,6 +121,10 @@ class KVCache:
         self.keys = [layer[:, :n_kv] for layer in by_head]  # per layer [1, H_kv, tokens, d]
         self.values = [layer[:, n_kv:] for layer in by_head]
 
+    def move(self, sources: Tensor, kv_index: Tensor) -> None:  # [T], [T]
+        """Copy keys and values of all layers from some places to others."""
+        self.memory.index_copy_(1, kv_index, self.memory.index_select(1, sources))
+
     def copy_in(self, kv_index: Tensor, kv: Tensor) -> None:  # [T], [layers, T, 2 * H_kv, d]
         """Store keys and values of all layers that were computed outside this cache."""
         self.memory.index_copy_(1, kv_index, kv)

@@ -114,17 +114,21 @@ def encode_request(turn: DraftRequest) -> list[memoryview]:
         biased += p.logit_bias
         biases += p.logit_bias.values()
     decided = [_array(t) for t in _columns(turn.outcome)]
+    path = np.zeros((0, 0), _INT) if turn.outcome.path is None else _array(turn.outcome.path)
     counts = [turn.is_afresh, len(turn.left), len(rows), len(texts), len(biases), len(decided[0]), len(turn.slots)]
+    counts += [turn.outcome.path is not None, path.shape[1]]
     arrays = [_ints(counts), _ints(turn.left), rows, _ints(texts), _ints(biased), np.array(biases, _FLOAT)]
-    arrays += [*decided, _ints(turn.slots), _ints(turn.room)]
+    arrays += [*decided, path, _ints(turn.slots), _ints(turn.room)]
     return [memoryview(b"".join([*(array.tobytes() for array in arrays), *words]))]
 
 
 def decode_request(body: Array, limits: WireLimits) -> DraftRequest:
     """Decode a request and check every number against the limits."""
     reader = _Reader(body)
-    counts = reader.ints(7, "counts", 0, limits.max_rows * MAX_TEXT)
-    afresh, n_left, n_joined, n_texts, n_biases, n_decided, n_slots = counts.tolist()
+    counts = reader.ints(9, "counts", 0, limits.max_rows * MAX_TEXT)
+    afresh, n_left, n_joined, n_texts, n_biases, n_decided, n_slots, is_tree, n_nodes = counts.tolist()
+    if is_tree > 1 or n_nodes > is_tree * limits.lookahead:
+        raise WireError(f"paths of {n_nodes} nodes, of at most {limits.lookahead}")
     for name, n in (("left", n_left), ("joined", n_joined), ("decided", n_decided), ("asked for", n_slots)):
         if n > limits.max_rows:
             raise WireError(f"{n} rows {name}, of at most {limits.max_rows}")
@@ -139,12 +143,13 @@ def decode_request(body: Array, limits: WireLimits) -> DraftRequest:
     bonus = reader.ints(n_decided, "bonus tokens", 0, last_token)
     if (n_accepted > length).any():
         raise WireError("more tokens were accepted than were speculated")
+    path = _path(reader, n_accepted, length, n_nodes) if is_tree else None
     asked, room = reader.ints(n_slots, "slots", 0, last_slot), reader.ints(n_slots, "room", 0, 2**31)
     wishes = [_structured(reader, int(n)) for n in rows["n_words"]]
     reader.end()
     joined = _joined(rows, texts.tolist(), biased.tolist(), biases.tolist(), wishes, limits)
     tensor = torch.from_numpy
-    outcome = Outcome(tensor(slots), tensor(length), tensor(n_accepted), tensor(bonus))
+    outcome = Outcome(tensor(slots), tensor(length), tensor(n_accepted), tensor(bonus), path)
     return DraftRequest(bool(afresh), left.tolist(), joined, outcome, asked.tolist(), room.tolist())
 
 
@@ -153,11 +158,15 @@ def encode_reply(spec: Speculation) -> list[memoryview]:
     n_rows, n_nodes = spec.tokens.shape
     q = None if spec.q is None else _q(spec.q)
     is_prepared = spec.times is not None and spec.times.is_prepared
-    counts = _ints([n_rows, n_nodes, 0 if q is None else q.itemsize, spec.times is not None, is_prepared])
+    counts = _ints(
+        [n_rows, n_nodes, 0 if q is None else q.itemsize, spec.times is not None, is_prepared, spec.parent is not None]
+    )
     times = np.zeros(4, _FLOAT)
     if spec.times is not None:
         times[:] = (*spec.times.respond, *spec.times.prepare)
     arrays = [counts, times, *(_array(t) for t in (spec.tokens, spec.length, spec.source))]
+    if spec.parent is not None:
+        arrays.append(_array(spec.parent))
     parts = [memoryview(b"".join(array.tobytes() for array in arrays))]
     return parts if q is None else [*parts, q.reshape(-1).view(np.uint8).data]
 
@@ -165,7 +174,7 @@ def encode_reply(spec: Speculation) -> list[memoryview]:
 def decode_reply(body: Array, n_asked: int, limits: WireLimits) -> Speculation:
     """Decode a speculation for n_asked rows. It shares the body's memory."""
     reader = _Reader(body)
-    n_rows, n_nodes, q_kind, is_timed, is_prepared = reader.ints(5, "counts", 0, 2**31).tolist()
+    n_rows, n_nodes, q_kind, is_timed, is_prepared, is_tree = reader.ints(6, "counts", 0, 2**31).tolist()
     if n_rows != n_asked or n_nodes > limits.lookahead or q_kind not in _Q:
         shape = f"{n_rows} rows of {n_nodes} tokens with a q of {q_kind} bytes"
         raise WireError(f"{shape}, where {n_asked} rows of at most {limits.lookahead} tokens were asked for")
@@ -173,6 +182,12 @@ def decode_reply(body: Array, n_asked: int, limits: WireLimits) -> Speculation:
     tokens = reader.ints(n_rows * n_nodes, "tokens", 0, limits.n_vocab - 1)
     length = reader.ints(n_rows, "lengths", 0, n_nodes)
     source = reader.ints(n_rows, "sources", 0, len(SOURCES) - 1)
+    parent = None
+    if is_tree:
+        found = reader.ints(n_rows * n_nodes, "parents", -1, n_nodes - 1).reshape(n_rows, n_nodes)
+        if (found >= np.arange(n_nodes)).any():
+            raise WireError("a node whose parent does not come before it")
+        parent = torch.from_numpy(found)
     q, kind = None, _Q[q_kind]
     if kind is not None:
         flat = reader.take(kind, n_rows * n_nodes * limits.n_vocab)
@@ -184,7 +199,18 @@ def decode_reply(body: Array, n_asked: int, limits: WireLimits) -> Speculation:
         source=torch.from_numpy(source),
         q=q,
         times=DraftTimes((times[0], times[1]), (times[2], times[3]), bool(is_prepared)) if is_timed else None,
+        parent=parent,
     )
+
+
+def _path(reader: "_Reader", n_accepted: Array, length: Array, n_nodes: int) -> Tensor:  # [B, n_nodes]
+    """The accepted nodes of every row, which rise, lie within its speculation, and are followed by -1."""
+    path = reader.ints(len(length) * n_nodes, "nodes", -1, n_nodes - 1).reshape(len(length), n_nodes)
+    for nodes, n, end in zip(path.tolist(), n_accepted.tolist(), length.tolist(), strict=True):
+        own = nodes[:n]
+        if len(own) < n or any(node != -1 for node in nodes[n:]) or own != sorted({*own} & {*range(end)}):
+            raise WireError(f"the nodes {nodes} are no path of {n} nodes out of {end}")
+    return torch.from_numpy(path)
 
 
 class _Reader:

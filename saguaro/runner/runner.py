@@ -15,8 +15,10 @@ from saguaro.model.transformer import Products, Transformer
 class Runner:
     """A model, its attention backend and its matrix products (by=None: the model's own)."""
 
-    def __init__(self, model: Transformer, attention: AttentionBackend, by: Products | None = None) -> None:
-        self.model, self.attention, self.by = model, attention, by
+    def __init__(
+        self, model: Transformer, cache: KVCache, attention: AttentionBackend, by: Products | None = None
+    ) -> None:
+        self.model, self.cache, self.attention, self.by = model, cache, attention, by
 
     @property
     def device(self) -> torch.device:
@@ -43,5 +45,5 @@ class Runner:
 def make_runner(model: Transformer, cache: KVCache, kernels: Kernels | None, longest: int) -> Runner:
     """A runner with these kernels, for texts up to `longest`; None: torch or cpu.c."""
     if kernels is None:
-        return Runner(model, cpu_attention(cache, model.spec))
-    return Runner(model, PagedAttention(cache, kernels, longest), kernels.products)
+        return Runner(model, cache, cpu_attention(cache, model.spec))
+    return Runner(model, cache, PagedAttention(cache, kernels, longest), kernels.products)

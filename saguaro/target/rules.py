@@ -1,6 +1,6 @@
 """The two verification rules: from a step's logits to n_accepted and bonus.
 
-Logit j of a row is after its text and its first j speculated tokens; a row with n speculated tokens has n + 1.
+Logit 0 of a row is after its text, logit j + 1 after node j of its speculation; a row with n nodes has n + 1.
 """
 
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from saguaro.algo import sampling
+from saguaro.algo import sampling, tree
 from saguaro.algo.verification import BROKEN, accept, acceptance, is_broken, reject
 from saguaro.target.sampler import Context, Sampler, rules
 from saguaro.types import Speculation
+
+Decision = tuple[Tensor, Tensor, Tensor | None]  # n_accepted [B], bonus [B], and of trees the path [B, N]
 
 
 class Rule(Protocol):
     """Decides which speculated tokens are accepted."""
 
-    def __call__(
-        self, logits: Tensor, places: Sequence[Context], spec: Speculation
-    ) -> tuple[Tensor, Tensor]:  # [L, V] -> n_accepted [B], bonus [B]
+    def __call__(self, logits: Tensor, places: Sequence[Context], spec: Speculation) -> Decision:  # [L, V]
         """Decide a step; spec has B >= 1 rows. The bonus is BROKEN if logits are not finite."""
 
 
@@ -32,11 +32,15 @@ class SharedNoise:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def __call__(self, logits: Tensor, places: Sequence[Context], spec: Speculation) -> tuple[Tensor, Tensor]:
+    def __call__(self, logits: Tensor, places: Sequence[Context], spec: Speculation) -> Decision:
         """See Rule."""
-        targets = _by_row(self._sampler(logits, places), spec)  # [B, K+1]
+        targets = _by_row(self._sampler(logits, places), spec)  # [B, N+1]
         width, device = targets.shape[1] - 1, logits.device
-        return accept(targets, spec.tokens[:, :width].to(device), spec.length.to(device))
+        tokens, length = spec.tokens[:, :width].to(device), spec.length.to(device)
+        if spec.parent is None:
+            return *accept(targets, tokens, length), None
+        n_accepted, path, bonus = tree.accept(targets, tokens, spec.parent[:, :width].to(device), length)
+        return n_accepted, bonus, path
 
 
 class Rejection:
@@ -45,8 +49,9 @@ class Rejection:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def __call__(self, logits: Tensor, places: Sequence[Context], spec: Speculation) -> tuple[Tensor, Tensor]:
+    def __call__(self, logits: Tensor, places: Sequence[Context], spec: Speculation) -> Decision:
         """See Rule."""
+        assert spec.parent is None, "rejection is for chains"
         device, n_known = logits.device, self._sampler.n_known
         each = rules(places, device)
         broken = _by_row(is_broken(logits[:, :n_known]), spec)  # [B, K+1]
@@ -61,7 +66,7 @@ class Rejection:
         stands = sampling.flip(chance.flatten(), seeds.expand_as(positions).flatten(), positions.flatten())
         n_accepted, law = reject(p, q, length, stands.view_as(chance) & ~broken[:, :width])
         bonus = sampling.pick(law.log(), seeds[:, 0], first[:, 0] + n_accepted)
-        return n_accepted, bonus.masked_fill_(broken.gather(1, n_accepted[:, None])[:, 0], BROKEN)
+        return n_accepted, bonus.masked_fill_(broken.gather(1, n_accepted[:, None])[:, 0], BROKEN), None
 
 
 def _by_row(flat: Tensor, spec: Speculation) -> Tensor:  # [L, ...] -> [B, K+1, ...]

@@ -166,7 +166,7 @@ class Scheduler:
     def commit(self, batch: Batch, spec: Speculation, outcome: Outcome) -> list[Commit]:
         """Append a step's tokens to its requests. Finished requests leave."""
         drafted, sources = spec.tokens.tolist(), spec.source.tolist()
-        accepted, bonus, length = outcome.n_accepted.tolist(), outcome.bonus.tolist(), outcome.length.tolist()
+        accepted, bonus, length = outcome.accepted(), outcome.bonus.tolist(), outcome.length.tolist()
         commits = []
         for index, row in enumerate(batch.rows):
             request = row.request
@@ -176,11 +176,11 @@ class Scheduler:
             if outcome.prompt_logprobs and not _score(request, outcome.prompt_logprobs[index]):
                 commits.append(Commit(request, [], 0, 0, 0, SOURCES[EMPTY]))
             elif row.samples:
-                n_accepted = accepted[index]
+                nodes, n_accepted = accepted[index], len(accepted[index])
                 request.n_rounds += 1
                 request.n_computed += n_accepted
                 is_broken = bonus[index] == BROKEN
-                new = [*drafted[index][:n_accepted], *([] if is_broken else [bonus[index]])]
+                new = [*(drafted[index][node] for node in nodes), *([] if is_broken else [bonus[index]])]
                 logprobs = outcome.logprobs[index] if outcome.logprobs else ()
                 new = self._append(request, new)
                 if is_broken and request.finish_reason is None:

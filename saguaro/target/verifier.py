@@ -1,5 +1,6 @@
 """The verifier: computes text and speculation in one step, then decides by a rule."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from saguaro.algo.verification import BROKEN
 from saguaro.attention.step import Segment, Step, make_step
 from saguaro.runner.runner import Runner
+from saguaro.target.request import Request
 from saguaro.target.rules import Rule
 from saguaro.target.sampler import Context, logprobs, prompt_logprobs
 from saguaro.target.scheduler import Batch, BatchRow
@@ -47,6 +49,7 @@ class EagerPending:
     drafted: list[list[int]]  # [B][length]
     n_accepted: Tensor  # [B]
     bonus: Tensor  # [B]
+    path: Tensor | None  # [B, N] of trees
     raw: Tensor | None  # [L, known V] unmodified logits, if logprobs are requested
     scored: tuple[tuple[TokenLogprobs, ...], ...] = ()  # [R] of prompt tokens, if requested
 
@@ -54,24 +57,28 @@ class EagerPending:
         """Wait for the result."""
         slots = torch.tensor(self.slots, dtype=torch.int64)
         length = torch.tensor([len(tokens) for tokens in self.drafted], dtype=torch.int64)
-        n_accepted, bonus = self.n_accepted.cpu(), self.bonus.cpu()
-        own = self._logprobs(n_accepted.tolist(), bonus.tolist())
-        return Outcome(slots, length, n_accepted, bonus, own, self.scored)
+        path = None if self.path is None else self.path.cpu()
+        outcome = Outcome(slots, length, self.n_accepted.cpu(), self.bonus.cpu(), path, (), self.scored)
+        return replace(outcome, logprobs=self._logprobs(outcome))
 
     def seconds(self) -> float | None:
         """None: the host measures launch and wait itself."""
         return None
 
-    def _logprobs(self, n_accepted: list[int], bonus: list[int]) -> tuple[tuple[TokenLogprobs, ...], ...]:
+    def _logprobs(self, outcome: Outcome) -> tuple[tuple[TokenLogprobs, ...], ...]:
         if self.raw is None:
             return ()
         found: list[tuple[TokenLogprobs, ...]] = []
         first = 0
-        for row, tokens, k, last in zip(self.batch.sampling, self.drafted, n_accepted, bonus, strict=True):
-            written = tokens[:k] if last == BROKEN else [*tokens[:k], last]
-            n_top, here = row.request.params.logprobs, self.raw[first : first + len(written)]
-            emitted = torch.tensor(written, dtype=torch.int64, device=here.device)
-            found.append(() if n_top is None else logprobs(here, emitted, n_top))
+        decided = zip(outcome.accepted(), outcome.bonus.tolist(), strict=True)
+        for row, tokens, (nodes, last) in zip(self.batch.sampling, self.drafted, decided, strict=True):
+            written = [*(tokens[node] for node in nodes), *([] if last == BROKEN else [last])]
+            places = [first, *(first + 1 + node for node in nodes)][: len(written)]
+            n_top, device = row.request.params.logprobs, self.raw.device
+            if n_top is None:
+                found.append(())
+            else:
+                found.append(logprobs(self.raw[places], torch.tensor(written, device=device), n_top))
             first += len(tokens) + 1
         return tuple(found)
 
@@ -90,10 +97,15 @@ class EagerVerifier:
         """See Verifier."""
         sampling = batch.sampling
         drafted = [tokens[:n] for tokens, n in zip(spec.tokens.tolist(), spec.length.tolist(), strict=True)]
-        segments = [_segment(row, drafted[i] if i < len(sampling) else ()) for i, row in enumerate(batch.rows)]
+        parents = _parents(spec)
+        segments = [
+            _segment(row, drafted[i], parents[i]) if i < len(sampling) else _segment(row, (), None)
+            for i, row in enumerate(batch.rows)
+        ]
         step = make_step(segments, self._page_size, self._runner.device)
         hidden = self._runner.hidden(step)
         pending = self.decide(batch, spec, drafted, self._runner.logits(hidden.index_select(0, step.logits_at)))
+        self._straighten(batch, pending)
         if not any(row.request.n_unscored for row in batch.rows):
             return pending
         return replace(pending, scored=self._score(batch, step, hidden))
@@ -104,14 +116,29 @@ class EagerVerifier:
         sampling = batch.sampling
         wants_logprobs = any(row.request.params.logprobs is not None for row in sampling)
         raw = logits[:, : self._n_known].clone() if wants_logprobs else None
-        places: list[Context] = [
-            (row.request, tokens[:j])
-            for row, tokens in zip(sampling, drafted, strict=True)
-            for j in range(len(tokens) + 1)
-        ]
+        each = zip(sampling, drafted, _parents(spec), strict=True)
+        places = [place for row, tokens, parents in each for place in _contexts(row.request, tokens, parents)]
         none = torch.zeros(0, dtype=torch.int64)
-        n_accepted, bonus = self._rule(logits, places, spec) if places else (none, none)
-        return EagerPending(batch, [row.request.slot for row in sampling], drafted, n_accepted, bonus, raw)
+        decision = self._rule(logits, places, spec) if places else (none, none, None)
+        return EagerPending(batch, [row.request.slot for row in sampling], drafted, *decision, raw)
+
+    def _straighten(self, batch: Batch, pending: EagerPending) -> None:
+        """Move the keys and values of accepted nodes right behind the text, as if they had been a chain."""
+        if pending.path is None:
+            return
+        sources: list[int] = []
+        places: list[int] = []
+        page_size = self._page_size
+        decided = zip(pending.path.tolist(), pending.n_accepted.tolist(), strict=True)
+        for row, (path, n) in zip(batch.sampling, decided, strict=True):
+            pages, end = row.request.table.pages, row.start + row.n_tokens
+            for depth, node in enumerate(path[:n]):
+                if node > depth:
+                    sources.append(pages[(end + node) // page_size] * page_size + (end + node) % page_size)
+                    places.append(pages[(end + depth) // page_size] * page_size + (end + depth) % page_size)
+        if sources:
+            device = self._runner.device
+            self._runner.cache.move(torch.tensor(sources, device=device), torch.tensor(places, device=device))
 
     def _score(self, batch: Batch, step: Step, hidden: Tensor) -> tuple[tuple[TokenLogprobs, ...], ...]:
         """For each row, the log-probabilities of the prompt tokens after those of this step; hidden: [T, D]."""
@@ -137,7 +164,24 @@ class EagerVerifier:
         return tuple(found)
 
 
-def _segment(row: BatchRow, drafted: list[int] | tuple[int, ...]) -> Segment:
+def _segment(row: BatchRow, drafted: Sequence[int], parents: Sequence[int] | None) -> Segment:
     text = row.request.tokens[row.start : row.start + row.n_tokens]
     n_wanted = len(drafted) + 1 if row.samples else 0
-    return Segment([*text, *drafted], row.start, row.request.table.pages, n_wanted)
+    return Segment([*text, *drafted], row.start, row.request.table.pages, n_wanted, parents)
+
+
+def _parents(spec: Speculation) -> list[list[int] | None]:  # [B]
+    """The parents of each row's nodes; None for a chain."""
+    if spec.parent is None:
+        return [None] * len(spec.length)
+    return [nodes[:n] for nodes, n in zip(spec.parent.tolist(), spec.length.tolist(), strict=True)]
+
+
+def _contexts(request: Request, tokens: Sequence[int], parents: Sequence[int] | None) -> list[Context]:
+    """What stands before each logit of a row: the text, and the tokens on the path to a node."""
+    if parents is None:
+        return [(request, tokens[:n]) for n in range(len(tokens) + 1)]
+    paths: list[list[int]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else ()), token])
+    return [(request, ()), *((request, path) for path in paths)]

@@ -46,9 +46,8 @@ def walk(parents: list[int], tokens: list[int], targets: list[int], n_real: int)
 def test_the_path_of_a_walk_is_accepted(given_tree: tuple[list[int], list[int], list[int], int]) -> None:
     parents, tokens, targets, n_real = given_tree
     path, bonus = walk(parents, tokens, targets, n_real)
-    n_accepted, found, last = tree.accept(
-        *(torch.tensor([each], dtype=torch.int64) for each in (targets, tokens, parents)), torch.tensor([n_real])
-    )
+    one, two, three = (torch.tensor([each], dtype=torch.int64) for each in (targets, tokens, parents))
+    n_accepted, found, last = tree.accept(one, two, three, torch.tensor([n_real]))
     assert n_accepted.tolist() == [len(path)]
     assert found[0, : len(path)].tolist() == path
     assert found[0, len(path) :].eq(-1).all()

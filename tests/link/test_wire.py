@@ -17,7 +17,7 @@ from saguaro.link import frame, wire
 from saguaro.link.channel import Channel
 from saguaro.link.frame import Array, Message, MessageKind, WireError
 from saguaro.link.wire import MAX_WORDS, DraftRequest, WireLimits
-from saguaro.types import SOURCES, DraftTimes, Joined, Outcome, Speculation
+from saguaro.types import DRAFT, SOURCES, DraftTimes, Joined, Outcome, Speculation
 from tests.link.target import draft_config
 
 V, K, ROWS = 7, 3, 4
@@ -65,7 +65,12 @@ def turns(draw: st.DrawFn) -> DraftRequest:
     decided = draw(several)
     length = [draw(st.integers(0, K)) for _ in decided]
     accepted = [draw(st.integers(0, n)) for n in length]
-    outcome = Outcome(ints(decided), ints(length), ints(accepted), ints([draw(token) for _ in decided]))
+    bonus = ints([draw(token) for _ in decided])
+    path = torch.full((len(decided), K), -1)
+    for row, (n, n_nodes) in enumerate(zip(accepted, length, strict=True)):
+        nodes = draw(st.permutations(range(n_nodes)))[:n]
+        path[row, :n] = ints(sorted(nodes))
+    outcome = Outcome(ints(decided), ints(length), ints(accepted), bonus, draw(st.sampled_from([None, path])))
     slots = draw(several)
     joined = draw(st.lists(rows(), max_size=ROWS))
     return DraftRequest(
@@ -82,9 +87,9 @@ def speculations(draw: st.DrawFn) -> Speculation:
     dtype = draw(st.sampled_from([None, torch.float32, torch.float64]))
     q = None if dtype is None else torch.rand(n_rows, n_nodes, V, dtype=dtype)
     interval = st.tuples(st.floats(allow_nan=False), st.floats(allow_nan=False))
-    return Speculation(
-        tokens, length, source, q, draw(st.none() | st.builds(DraftTimes, interval, interval, st.booleans()))
-    )
+    parent = ints([draw(st.integers(-1, at - 1)) for _ in range(n_rows) for at in range(n_nodes)])
+    times = draw(st.none() | st.builds(DraftTimes, interval, interval, st.booleans()))
+    return Speculation(tokens, length, source, q, times, draw(st.sampled_from([None, parent.view(n_rows, n_nodes)])))
 
 
 def body(parts: list[memoryview]) -> Array:
@@ -103,7 +108,7 @@ def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 def test_a_turn_comes_out_as_it_went_in(turn: DraftRequest) -> None:
     out = wire.decode_request(body(wire.encode_request(turn)), LIMITS)
     assert replace(out, outcome=turn.outcome) == turn
-    for name in ("slots", "length", "n_accepted", "bonus"):
+    for name in ("slots", "length", "n_accepted", "bonus", "path"):
         assert same(getattr(out.outcome, name), getattr(turn.outcome, name))
 
 
@@ -335,11 +340,28 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_awaited() -> None:
             Channel(receiver, limit=99).receive()
 
 
+def test_a_parent_that_comes_later_is_refused() -> None:
+    spec = Speculation.of([[1, 2]], 2, [DRAFT], [[-1, 0]])
+    assert spec.parent is not None
+    spec.parent[0, 0] = 0
+    with pytest.raises(WireError, match="does not come before"):
+        wire.decode_reply(body(wire.encode_reply(spec)), 1, LIMITS)
+
+
+@pytest.mark.parametrize("nodes", [[1, 0], [0, 2], [0, -1], [1, 1]])
+def test_nodes_that_are_no_path_are_refused(nodes: list[int]) -> None:
+    path = torch.full((1, K), -1)
+    path[0, :2] = ints(nodes)
+    outcome = Outcome(ints([0]), ints([2]), ints([2]), ints([1]), path)
+    with pytest.raises(WireError, match="no path"):
+        wire.decode_request(body(wire.encode_request(DraftRequest(outcome=outcome))), LIMITS)
+
+
 def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(frame, "VERSION", 4)
+        patch.setattr(frame, "VERSION", 3)
         data = b"".join(frame.frame(MessageKind.READY, 1, []))
-    with pytest.raises(WireError, match="version 4; this end speaks version 3"):
+    with pytest.raises(WireError, match="version 3; this end speaks version 4"):
         arrive(data)
 
 

@@ -40,7 +40,7 @@ class Driver:
         for memory in (*cache.keys, *cache.values):
             memory.fill_(float("nan"))
         self.pool = PagePool(N_PAGES, PAGE_SIZE)
-        self._runner = Runner(self.model, cpu_attention(cache, self.model.spec))
+        self._runner = Runner(self.model, cache, cpu_attention(cache, self.model.spec))
 
     def step(self, rows: Sequence[tuple[PageTable, Sequence[int], int, int]]) -> list[Tensor]:
         """Compute tokens[start:stop] of each (table, tokens, start, stop); all their logits, [stop - start, V] each."""

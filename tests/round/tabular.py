@@ -405,7 +405,8 @@ def new_rig(setting: Setting) -> Rig:
         max_tokens=64 * setting.n_rows,
         lookahead=setting.lookahead if method.drafts else 0,
     )
-    runner = Runner(target, cpu_attention(KVCache(plan, target.spec, CPU, torch.float64), target.spec))
+    cache = KVCache(plan, target.spec, CPU, torch.float64)
+    runner = Runner(target, cache, cpu_attention(cache, target.spec))
     rule = RULES[method.verification](Sampler(n_vocab))
     verifier = Watched(runner, rule, n_known=n_vocab, page_size=plan.page_size)
     if isinstance(side.planner, Seer):

@@ -437,7 +437,7 @@ def test_a_branch_sees_its_trunk_up_to_the_fork_and_itself(page_size: int, targe
     texts = [[chance.randrange(N_KNOWN) for _ in range(n)] for n in (11, 5, 8)]
     forks = [[11, 8, 9, 11, 7], [5, 5], [3, 8, 1]]
     trunks = [sorted(pages[20 * i : 20 * i + 20], reverse=i == 1) for i in range(3)]
-    runner = Runner(target, cpu_attention(cache, target.spec))
+    runner = Runner(target, cache, cpu_attention(cache, target.spec))
     segments = [Segment(text, 0, trunk, 1) for text, trunk in zip(texts, trunks, strict=True)]
     runner.forward(make_step(segments, page_size, CPU))
 

@@ -40,7 +40,7 @@ class Texts:
         plan = KVPlan(N_PAGES, PAGE, spec.kv_bytes_per_token(dtype), N_PAGES * PAGE)
         cache = KVCache(plan, spec, CPU, dtype)
         cache.memory.fill_(float("nan"))
-        runner = Runner(self.model, self._attention(cache))
+        runner = Runner(self.model, cache, self._attention(cache))
         found: list[list[Tensor]] = [[], []]
         for step in steps:
             segments = [Segment(self.tokens[t][a:b], a, self.pages[t], n_wanted=b - a) for t, a, b in step]
@@ -48,6 +48,14 @@ class Texts:
             for (text, _, _), part in zip(step, parts, strict=True):
                 found[text].append(part)
         return [torch.cat(parts) if parts else torch.empty(0) for parts in found]
+
+    def run(self, *steps: Sequence[Segment]) -> Tensor:  # [wanted, V]
+        """The logits of steps one after the other."""
+        spec, dtype = self.model.spec, self.model.dtype
+        cache = KVCache(KVPlan(N_PAGES, PAGE, spec.kv_bytes_per_token(dtype), N_PAGES * PAGE), spec, CPU, dtype)
+        cache.memory.fill_(float("nan"))
+        runner = Runner(self.model, cache, self._attention(cache))
+        return torch.cat([runner.forward(make_step(step, PAGE, CPU)) for step in steps])
 
     def _attention(self, cache: KVCache) -> AttentionBackend:
         if self.backend is NativeAttention:
@@ -84,3 +92,22 @@ def test_whatever_the_neighbours(texts: Texts) -> None:
         together = texts.logits(steps)
         assert torch.equal(together[0], alone[0])
         assert torch.equal(together[1], alone[1])
+
+
+TREE = [-1, 0, 0, -1, 2, 1, 3, 4, 2]  # parents; depths 1, 2, 2, 1, 3, 3, 2, 4, 3
+
+
+def test_a_node_of_a_tree_as_if_it_were_alone(texts: Texts) -> None:
+    """The logits after a node are those after its path written as text, whatever the other nodes are."""
+    n_text, known = 37, texts.tokens[0]
+    nodes = texts.tokens[1][: len(TREE)]
+    text = Segment(known[:n_text], 0, texts.pages[0], 1)
+    tree = Segment([known[n_text], *nodes], n_text, texts.pages[0], len(TREE) + 1, TREE)
+    together = texts.run([text], [tree])[1:]
+    paths = tree.paths
+    assert max(map(len, paths)) == 4
+    for node, path in enumerate(paths):
+        alone = Segment([known[n_text], *(nodes[at] for at in path)], n_text, texts.pages[0], 1)
+        assert torch.equal(texts.run([text], [alone])[-1], together[1 + node]), f"node {node}"
+    beside = texts.run([text], [Segment(known[:9], 0, texts.pages[1], 1), tree])
+    assert torch.equal(beside[2:], together)

@@ -185,7 +185,7 @@ def new_rig(
     )
     rule = SharedNoise(Sampler(N_KNOWN))
     verifier = EagerVerifier(
-        Runner(model, cpu_attention(cache, model.spec)), rule, n_known=N_KNOWN, page_size=page_size
+        Runner(model, cache, cpu_attention(cache, model.spec)), rule, n_known=N_KNOWN, page_size=page_size
     )
     return Rig(scheduler, Round(scheduler, verifier, link or NullLink()))
 

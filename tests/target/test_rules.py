@@ -46,7 +46,7 @@ def decide(
         (r, own[:j]) for r, own in zip(requests, drafted, strict=True) for j in range(len(own) + 1)
     ]
     assert len(places) == len(logits)
-    n_accepted, bonus = rule(logits.clone(), places, spec)
+    n_accepted, bonus, _ = rule(logits.clone(), places, spec)
     return list(zip(n_accepted.tolist(), bonus.tolist(), strict=True))
 
 

@@ -189,7 +189,7 @@ def test_a_kernel_for_plain_requests_changes_no_token(params: dict[str, Any]) ->
     n = 100
     logits = random_logits(n, scale=0.5)
     requests = [new_request([1, 2], [2, 2], seed=seed, **(params if seed % 2 else {})) for seed in range(n)]
-    places: list[Place] = [(request, ()) for request in requests]
+    places: list[Context] = [(request, ()) for request in requests]
     tokens, ranked = Sampler(V)(logits.clone(), places), Sampler(V).rank(logits.clone(), places, 1)[0]
     with_kernel = Sampler(V, plain_rank)
     assert with_kernel(logits.clone(), places).equal(tokens)

@@ -166,4 +166,5 @@ def send(proposal: Proposal, missed: Sequence[Wanted], source: int) -> None:
     """Put a proposal in flight, limited by each row's room."""
     for index, (row, n) in enumerate(missed):
         q = None if proposal.q is None else proposal.q[index]
-        row.propose(proposal.tokens[index][:n], source, q)
+        parents = proposal.parents[index] if proposal.parents else None
+        row.propose(proposal.tokens[index][:n], source, q, None if parents is None else parents[:n])
