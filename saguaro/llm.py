@@ -180,7 +180,7 @@ class LLM:
             self._end_gone()
             if inbox:
                 return
-            assert self.engine.has_work, "somebody waits for a delta that will not come"
+            assert self.engine.has_work, "a stream waits for a delta that will not come"
             try:
                 deltas = self.engine.step()
             except BaseException:

@@ -17,13 +17,9 @@ from saguaro.model.default import fetch_default
 
 @pytest.fixture(autouse=True, scope="module")
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Two threads for the default model, one for tiny tensors, where two would wait for each other most of the time.
-
-    A module under serve/ that has only tiny models says so: N_THREADS = 1.
-    """
+    """One thread: tests run on all cores already, one process each. A module may say otherwise: N_THREADS = 2."""
     before = torch.get_num_threads()
-    usual = 2 if request.path.parent.name == "serve" else 1
-    torch.set_num_threads(getattr(request.module, "N_THREADS", usual))
+    torch.set_num_threads(getattr(request.module, "N_THREADS", 1))
     yield
     torch.set_num_threads(before)
 

@@ -184,7 +184,7 @@ class GraphDrafter:
             return Proposal([[] for _ in rows])
         with self._stream():
             self._catch_up(ready, n_left=2)
-            self._write(ready, [self._draft_line(row) for row in ready], self._nobody(0))
+            self._write(ready, [self._draft_line(row) for row in ready], self._padding_line(0))
             size = bucket(len(ready))
             self._graphs.run(("draft", size), partial(self._draft, size))
             self._at.drafted.fetch(len(ready))
@@ -216,7 +216,7 @@ class GraphDrafter:
             ends = [len(row.text) + len(row.speculation) for row in ready]
             is_behind = any(trunk.n_computed < end for trunk, end in zip(trunks, ends, strict=True))
             lines = [self._line(row, adopted.get(row.slot, -1), decided.get(row.slot)) for row in ready]
-            self._write(ready, lines, self._nobody(-1))
+            self._write(ready, lines, self._padding_line(-1))
             size = bucket(len(ready))
             self._graphs.run(("prepare", size, is_behind), partial(self._prepare, size, is_behind, planner))
             self._at.result.fetch(len(ready))
@@ -236,11 +236,11 @@ class GraphDrafter:
     def warm(self, size: int, planner: Planner | None) -> None:
         """Capture the steps for this batch size, with padding rows."""
         with self._stream():
-            self._write([], [self._nobody(0)] * size, self._nobody(0))
+            self._write([], [self._padding_line(0)] * size, self._padding_line(0))
             self._graphs.run(("draft", size), partial(self._draft, size))
             for is_behind in (False, True) if planner is not None else ():
                 assert planner is not None
-                self._write([], [self._nobody(-1)] * size, self._nobody(-1))
+                self._write([], [self._padding_line(-1)] * size, self._padding_line(-1))
                 run = partial(self._prepare, size, is_behind, planner)
                 self._graphs.run(("prepare", size, is_behind), run)
 
@@ -260,10 +260,10 @@ class GraphDrafter:
         if segments:
             self.eager.forward(segments)
 
-    def _write(self, rows: Sequence[DraftRow], lines: list[list[int]], nobody: list[int]) -> None:
+    def _write(self, rows: Sequence[DraftRow], lines: list[list[int]], padding: list[int]) -> None:
         self._tables.write((row.slot, self.eager.trunks[row.slot].table.pages) for row in rows)
         size = bucket(len(lines))
-        self._lines[:size] = lines + [nobody] * (size - len(lines))
+        self._lines[:size] = lines + [padding] * (size - len(lines))
         self._at.lines.send(size)
 
     def _draft_line(self, row: DraftRow) -> list[int]:
@@ -280,9 +280,9 @@ class GraphDrafter:
         facts += [n, int(row.is_hit), branch, *(decided or (NEVER_VERIFIED, 0, 0))]
         return [*facts, *[0] * (self._lookahead - n), row.text[-1], *row.speculation]
 
-    def _nobody(self, length: int) -> list[int]:
+    def _padding_line(self, length: int) -> list[int]:
         """The line of a padding row."""
-        facts = [self._tables.nobody, 0, 0, 0, length, 0, -1, NEVER_VERIFIED, 0, 0]
+        facts = [self._tables.padding_slot, 0, 0, 0, length, 0, -1, NEVER_VERIFIED, 0, 0]
         return [*facts, *[0] * (self._lookahead + 1)]
 
     def _draft(self, size: int) -> None:

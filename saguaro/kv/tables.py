@@ -9,13 +9,13 @@ from saguaro.device.graphs import Mirror
 
 
 class PageTables:
-    """The pages of every slot. The row after the last slot (`nobody`) is for padding rows."""
+    """The pages of every slot. The row after the last slot (`padding_slot`) is for padding rows."""
 
     def __init__(self, n_slots: int, longest: int, page_size: int, device: torch.device) -> None:
         self._mirror = Mirror((n_slots + 1, -(-longest // page_size)), torch.int32, device)
         self._host = self._mirror.host.numpy()
         self._written: list[list[int]] = [[] for _ in range(n_slots)]
-        self.nobody = n_slots
+        self.padding_slot = n_slots
 
     @property
     def device(self) -> Tensor:  # [slots + 1, P] int32

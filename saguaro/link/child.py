@@ -65,11 +65,11 @@ class Child:
         return self.channel.received != self.channel.posted
 
     @property
-    def is_buried(self) -> bool:
+    def is_given_up(self) -> bool:
         """Whether it was given up."""
         return self._kill_at is not None
 
-    def bury(self, reason: str | None, grace: float = 0.0) -> None:
+    def give_up(self, reason: str | None, grace: float = 0.0) -> None:
         """Give the process up. Without a reason, its exit status and last output are the reason."""
         if self._kill_at is None:
             self._reason, self._kill_at = reason, now() + grace
@@ -81,7 +81,7 @@ class Child:
             os.kill(self.pid, signal.SIGKILL)
         return _reap(self._popen)
 
-    def epitaph(self) -> str:
+    def why_ended(self) -> str:
         """Why the process ended."""
         if self._reason is not None:
             return self._reason

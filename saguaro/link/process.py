@@ -77,7 +77,7 @@ class Process:
     def is_ready(self) -> bool:
         """Whether the draft was loaded and owed no reply when last polled."""
         child = self._child
-        return child is not None and not child.is_buried and child.is_ready and not child.is_behind
+        return child is not None and not child.is_given_up and child.is_ready and not child.is_behind
 
     @property
     def pid(self) -> int | None:
@@ -93,7 +93,7 @@ class Process:
             if now() >= deadline:
                 remedy = "wait longer, or choose a smaller draft"
                 raise DraftError(f"the draft {self._config.draft!r} is not ready after {seconds:g} seconds; {remedy}")
-            if self._child is None or self._child.is_buried:
+            if self._child is None or self._child.is_given_up:
                 time.sleep(0.005)
             else:
                 self._child.channel.wait(min(deadline, now() + 0.1))
@@ -173,13 +173,13 @@ class Process:
         if child is None:
             if now() >= self._start_at:
                 self._start()
-        elif not child.is_buried:
+        elif not child.is_given_up:
             try:
                 self._listen(child)
             except (OSError, EOFError, WireError, DraftError) as e:
                 self._lose(child, e)
         elif child.is_gone():
-            self._mourn(child.epitaph(), child.answered_at - child.ready_at >= self.patience.settled)
+            self._report_end(child.why_ended(), child.answered_at - child.ready_at >= self.patience.settled)
             child.close()
 
     def _listen(self, child: Child) -> None:
@@ -207,17 +207,17 @@ class Process:
             config = replace(self._config, generation=self.n_starts)
             self._child = Child(self._command, config, self._threads, self._cores)
         except OSError as e:
-            self._mourn(f"no process can be started: {e}", is_settled=False)
+            self._report_end(f"no process can be started: {e}", is_settled=False)
 
     def _lose(self, child: Child, why: Exception) -> None:
         """Give up this draft. A process that seems to exit by itself gets a grace period."""
         self._is_in_step = False
         if isinstance(why, WireError):
-            child.bury(str(why))
+            child.give_up(str(why))
         else:
-            child.bury(str(why) if isinstance(why, DraftError) else None, GRACE)
+            child.give_up(str(why) if isinstance(why, DraftError) else None, GRACE)
 
-    def _mourn(self, why: str, is_settled: bool) -> None:
+    def _report_end(self, why: str, is_settled: bool) -> None:
         """Count a death and schedule the restart."""
         self.n_deaths += 1
         self.failure = why

@@ -284,7 +284,7 @@ def _joined(
             rules |= {"top_k": top_k, "prepare": bool(prepare), "logit_bias": added, "structured": structured}
             params = SamplingParams(**rules)
         except ConfigError as e:
-            raise WireError(f"a row that nobody can ask for: {e}") from e
+            raise WireError(f"a row with impossible parameters: {e}") from e
         out.append(Joined(slot, texts[token : token + n_tokens], n_prompt, seed, params))
         token, bias = token + n_tokens, bias + n_bias
     if token != len(texts) or bias != len(biases):

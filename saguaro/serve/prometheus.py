@@ -143,7 +143,7 @@ class RoundCollector(Collector):
         yield self._many("saguaro:cache_hits", f"Outcomes that were prepared, {about}", "after", _hits(after))
         yield self._many("saguaro:cache_misses", f"Outcomes that were not prepared, {about}", "after", _misses(after))
         fallbacks = {name: float(n) for name, n in sources.items() if name != "cache"}
-        about = "Rounds of an output without a hit, by who speculated (empty: nobody)"
+        about = "Rounds of an output without a hit, by source of the speculation (empty: none)"
         yield self._many("saguaro:fallbacks", about, "source", fallbacks)
         yield self._one("saguaro:draft_busy_seconds", "The draft's working time", rounds.busy_s)
         about = "The draft's working time during which the target did not verify"

@@ -114,11 +114,11 @@ class GraphVerifier:
 
     def warm(self, size: int) -> None:
         """Capture the step for this batch size, with padding rows."""
-        self._replay([self._nobody()] * size)
+        self._replay([self._padding_line()] * size)
 
     def _replay(self, lines: list[list[int]]) -> None:
         size = bucket(len(lines))
-        lines += [self._nobody()] * (size - len(lines))
+        lines += [self._padding_line()] * (size - len(lines))
         self._lines[:size] = lines
         self._began.mark()
         self._at.lines.send(size)
@@ -130,8 +130,8 @@ class GraphVerifier:
         facts = [request.slot, len(request.tokens), len(drafted), request.seed, temperature]
         return [*facts, *padding, request.tokens[-1], *drafted]
 
-    def _nobody(self) -> list[int]:
-        return [self._tables.nobody, 0, -1, 0, 0, *[0] * (self._lookahead + 1)]
+    def _padding_line(self) -> list[int]:
+        return [self._tables.padding_slot, 0, -1, 0, 0, *[0] * (self._lookahead + 1)]
 
     def _step(self, size: int) -> None:
         """Compute, choose and accept on the device."""

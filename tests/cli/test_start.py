@@ -12,7 +12,6 @@ import pytest
 from saguaro.model.tiny import write_tiny
 from tests.serve.http.test_command import serving
 
-N_THREADS = 1
 PHASES = ("compiling CPU kernels", "loading weights", "packing weights", "loading the draft")
 SLOW = "no C compiler (gcc, cc, clang) was found; install gcc or clang"
 

@@ -20,7 +20,6 @@ from saguaro.model.tiny import write_tiny
 from tests.engine.driver import run
 from tests.link.target import is_running, until
 
-N_THREADS = 1
 PROMPTS: list[str | list[int]] = ["the end", "in an other", [104, 105], "an"]
 SETTINGS: dict[str, Any] = {
     "method": "ssd-uniform",

@@ -23,7 +23,6 @@ from saguaro.model.tiny import write_tiny
 from saguaro.types import RoundEvent
 from tests.engine.driver import run
 
-N_THREADS = 1
 SHARED = [name for name, method in METHODS.items() if method.drafts and method.verification == "shared"]
 PREPARING = [name for name in SHARED if METHODS[name].planner != "nothing"]
 SIZES: dict[str, Any] = {"link": "inline", "lookahead": 3, "budget": 4, "prepare": "always"}

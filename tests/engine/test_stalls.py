@@ -14,7 +14,6 @@ from saguaro.link.inline import Inline
 from saguaro.model.tiny import write_tiny
 from saguaro.types import RoundEvent
 
-N_THREADS = 1
 PAGE = 16
 AT_ONCE = 1e-6  # milliseconds: no time for prompts, so they get the least there is
 EVER = 1e12

@@ -25,7 +25,6 @@ from saguaro.model.tiny import EOS_ID, write_tiny
 from saguaro.target.graphed import GraphVerifier
 from tests.engine.driver import run
 
-N_THREADS = 1
 SHARED = [name for name, method in METHODS.items() if method.drafts and method.verification == "shared"]
 SIZES: dict[str, Any] = {"link": "inline", "lookahead": 3, "budget": 4}
 PERSON = {

@@ -12,7 +12,7 @@ class ServerLimits:
     """What a request may be, and how long it may take."""
 
     max_waiting: int = 128
-    """Most outputs that wait while --max-num-seqs others are decoded; whoever comes then is told to try again (429)."""
+    """Most outputs that wait while --max-num-seqs others are decoded; further requests get 429."""
     max_body: str = "4MiB"
     """Largest body of a request."""
     max_n: int = 16
