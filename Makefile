@@ -29,7 +29,7 @@ test: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 # Which small mistakes the tests miss (docs/testing.md). It takes long, and continues where it was interrupted.
 mutants: $(VENV)/.installed-test
