@@ -248,15 +248,17 @@ class Scheduler:
 
     def _read(self, rows: "_Rows", n_preempted: int) -> None:
         """Schedule prompts and admit waiting requests, within the limits of slots, tokens, time and pages."""
-        is_full = False
+        is_full, can_overtake = not self._free_slots, True
         reading = [request for request in self.running if request.n_pending > 1]
-        for request in self._in_order((*reading, *self.waiting)):
+        for request in self._in_order((*reading, *(() if is_full else self.waiting))):
             if request in self.running:
                 self._schedule(request, rows)
-            elif request in reading or self.n_preemptions > n_preempted:
+            elif request in reading or self.n_preemptions > n_preempted or is_full:
                 continue  # just preempted, or no room for more
-            elif not is_full and self._may_overtake(request):
+            elif request is self.waiting[0] or (can_overtake and self._may_overtake(request)):
                 is_full = not self._admit(request, rows)
+            else:
+                can_overtake = False  # those after it are longer
 
     def _in_order(self, requests: Iterable[Request]) -> list[Request]:
         """Sort prompts for this step: oldest first, or fewest pending tokens first."""
@@ -336,8 +338,6 @@ class Scheduler:
     def _may_overtake(self, request: Request) -> bool:
         """Whether the oldest waiting request still finds a slot and pages once the requests before it have finished."""
         oldest = self.waiting[0]
-        if request is oldest:
-            return True
         younger = [*(other for other in self.running if other.number > oldest.number), request]
         n_tokens = (min(self._limit(other), len(other.tokens) + GROWTH) for other in (oldest, *younger))
         return sum(map(self.pool.n_needed, n_tokens)) <= self.pool.n_pages and len(younger) < self.max_rows
