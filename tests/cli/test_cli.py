@@ -178,7 +178,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(default_folder: Path) -> None:
         for line in ['"""', *["All of the ships sailed out to sea in the morning. " * 10] * 20]:
             terminal.type(line + "\n")
         terminal.type('see a[i] and [/INST]"""\n')
-        terminal.wait_for(lambda text: "\n" in text.rpartition("[/INST]")[2])
+        terminal.wait_for(lambda text: "\n" in text.partition("[/INST]")[2])
         time.sleep(0.5)  # the line ends on the screen just before the program has it
         terminal.insist("\x03", lambda text: text.split("[/INST]", 1)[1].strip() != "" and text.endswith("> "))
         terminal.type("/history\n")
