@@ -9,19 +9,24 @@ parent is the node before.
     1 ── 3                  ancestors  0001  0011  0101  1011   one bit for each node on the path, the node included
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 MAX_NODES = 64  # of a row: the bits of an int64
 
 
-def chain(n_rows: int, n_nodes: int) -> Tensor:  # [B, N] int64
-    """The parents of chains.
+def paths(parents: Sequence[int]) -> list[list[int]]:  # [N][depth]
+    """The nodes on the path to each node of one tree, itself last.
 
-    >>> chain(1, 3)
-    tensor([[-1,  0,  1]])
+    >>> paths([-1, 0, 0, 1])
+    [[0], [0, 1], [0, 2], [0, 1, 3]]
     """
-    return torch.arange(-1, n_nodes - 1).expand(n_rows, n_nodes)
+    found: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        found.append([*(found[parent] if parent >= 0 else ()), node])
+    return found
 
 
 def ancestors(parent: Tensor) -> Tensor:  # [B, N] int64 -> [B, N] int64
@@ -37,19 +42,6 @@ def ancestors(parent: Tensor) -> Tensor:  # [B, N] int64 -> [B, N] int64
         at = parent[:, node].masked_fill(parent[:, node] < 0, n)
         bits[:, node] = bits.gather(1, at[:, None])[:, 0] | (1 << node if node < 63 else -(2**63))
     return bits[:, :n]
-
-
-def depths(parent: Tensor) -> Tensor:  # [B, N] int64 -> [B, N] int64
-    """How far each node is from the root; the root's children have 1.
-
-    >>> depths(torch.tensor([[-1, 0, 0, 1]]))
-    tensor([[1, 2, 2, 3]])
-    """
-    out = torch.zeros_like(parent)
-    for node in range(parent.shape[1]):
-        above = out.gather(1, parent[:, node].clamp(min=0)[:, None])[:, 0]
-        out[:, node] = 1 + above.masked_fill(parent[:, node] < 0, 0)
-    return out
 
 
 def accept(

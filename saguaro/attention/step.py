@@ -15,6 +15,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from saguaro.algo import tree
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -29,10 +31,7 @@ class Segment:
     @property
     def paths(self) -> list[list[int]]:  # [nodes]
         """The nodes on the way to each node of the tree, itself last."""
-        found: list[list[int]] = []
-        for node, parent in enumerate(self.parents or ()):
-            found.append([*(found[parent] if parent >= 0 else ()), node])
-        return found
+        return tree.paths(self.parents or ())
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from saguaro.algo import tree
 from saguaro.algo.verification import BROKEN
+from saguaro.attention.sdpa import kv_indices
 from saguaro.attention.step import Segment, Step, make_step
 from saguaro.runner.runner import Runner
 from saguaro.target.request import Request
@@ -126,19 +128,18 @@ class EagerVerifier:
         """Move the keys and values of accepted nodes right behind the text, as if they had been a chain."""
         if pending.path is None:
             return
-        sources: list[int] = []
-        places: list[int] = []
-        page_size = self._page_size
+        sources: list[Tensor] = []
+        places: list[Tensor] = []
         decided = zip(pending.path.tolist(), pending.n_accepted.tolist(), strict=True)
         for row, (path, n) in zip(batch.sampling, decided, strict=True):
-            pages, end = row.request.table.pages, row.start + row.n_tokens
-            for depth, node in enumerate(path[:n]):
-                if node > depth:
-                    sources.append(pages[(end + node) // page_size] * page_size + (end + node) % page_size)
-                    places.append(pages[(end + depth) // page_size] * page_size + (end + depth) % page_size)
+            if path[:n] != list(range(n)):
+                end = row.start + row.n_tokens
+                own = kv_indices(row.request.table.pages, end + path[n - 1] + 1, self._page_size)[end:]
+                sources.append(own[path[:n]])
+                places.append(own[:n])
         if sources:
             device = self._runner.device
-            self._runner.cache.move(torch.tensor(sources, device=device), torch.tensor(places, device=device))
+            self._runner.cache.move(torch.cat(sources).to(device), torch.cat(places).to(device))
 
     def _score(self, batch: Batch, step: Step, hidden: Tensor) -> tuple[tuple[TokenLogprobs, ...], ...]:
         """For each row, the log-probabilities of the prompt tokens after those of this step; hidden: [T, D]."""
@@ -181,7 +182,5 @@ def _contexts(request: Request, tokens: Sequence[int], parents: Sequence[int] | 
     """What stands before each logit of a row: the text, and the tokens on the path to a node."""
     if parents is None:
         return [(request, tokens[:n]) for n in range(len(tokens) + 1)]
-    paths: list[list[int]] = []
-    for token, parent in zip(tokens, parents, strict=True):
-        paths.append([*(paths[parent] if parent >= 0 else ()), token])
+    paths = ([tokens[node] for node in path] for path in tree.paths(parents))
     return [(request, ()), *((request, path) for path in paths)]

@@ -11,6 +11,11 @@ QUICK = settings(max_examples=300, deadline=None, derandomize=True, database=Non
 V = 3
 
 
+def chain(n_rows: int, n_nodes: int) -> torch.Tensor:  # [B, N] int64
+    """The parents of chains."""
+    return torch.arange(-1, n_nodes - 1).repeat(n_rows, 1)
+
+
 @st.composite
 def trees(draw: st.DrawFn, most: int = tree.MAX_NODES) -> tuple[list[int], list[int], list[int], int]:
     """Parents, tokens, the target's tokens after the root and each node, and how many nodes are real."""
@@ -60,7 +65,7 @@ def test_a_chain_is_verified_as_a_chain(rows: list[list[int]], data: st.DataObje
     facts = torch.tensor(rows)
     targets, tokens = facts[:, :5], facts[:, 5:]
     length = torch.tensor([data.draw(st.integers(0, 4)) for _ in rows])
-    n_accepted, path, bonus = tree.accept(targets, tokens, tree.chain(len(rows), 4), length)
+    n_accepted, path, bonus = tree.accept(targets, tokens, chain(len(rows), 4), length)
     expected = verification.accept(targets, tokens, length)
     assert torch.equal(n_accepted, expected[0])
     assert torch.equal(bonus, expected[1])
@@ -68,10 +73,10 @@ def test_a_chain_is_verified_as_a_chain(rows: list[list[int]], data: st.DataObje
 
 
 def test_sixty_four_nodes_have_a_bit_each() -> None:
-    bits = tree.ancestors(tree.chain(1, 64))[0].tolist()
+    bits = tree.ancestors(chain(1, 64))[0].tolist()
     assert [one % 2**64 for one in bits] == [2 ** (node + 1) - 1 for node in range(64)]
     with pytest.raises(AssertionError, match="65 nodes"):
-        tree.ancestors(tree.chain(1, 65))
+        tree.ancestors(chain(1, 65))
 
 
 def test_a_broken_target_ends_the_path() -> None:

@@ -65,7 +65,7 @@ def model(folder: Path, verification: str) -> Known:
 
 
 MAKERS: dict[str, tuple[int, Callable[[Path], Proposer]]] = {
-    "nobody": (EMPTY, lambda _: NoProposer()),
+    "none": (EMPTY, lambda _: NoProposer()),
     "ngram": (NGRAM, lambda _: Ngram()),
     "random": (RANDOM, lambda _: RandomTokens(V)),
     "scripted": (SCRIPT, lambda _: Scripted(lambda text, n: [text[-1]] * (len(text) % 3 * n))),

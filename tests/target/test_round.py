@@ -202,23 +202,6 @@ def new_requests(styles: Sequence[str] = tuple(STYLES), n: int = 16, max_tokens:
     return requests
 
 
-@pytest.fixture(scope="module")
-def model() -> Transformer:
-    return new_model(seed=0)
-
-
-@pytest.fixture(scope="module")
-def truth(model: Transformer) -> list[list[int]]:
-    """The outputs of new_requests()."""
-    return [true_output(model, request) for request in new_requests()]
-
-
-@pytest.fixture(scope="module")
-def texts(truth: list[list[int]]) -> list[list[int]]:
-    """Prompts and outputs of new_requests()."""
-    return [[*request.prompt, *output] for request, output in zip(new_requests(), truth, strict=True)]
-
-
 def rest(texts: Sequence[list[int]], text: Sequence[int], n: int) -> list[int]:
     """The true next n tokens of a text, which must be the beginning of a true one."""
     known = [full for full in texts if full[: len(text)] == list(text)]

@@ -9,7 +9,7 @@ from saguaro.draft.rows import DraftRow, Proposal
 from saguaro.model.transformer import Transformer
 from saguaro.target.request import Request
 from saguaro.types import SCRIPT
-from tests.target.test_round import N_KNOWN, STYLES, new_model, new_requests, new_rig, proposing, rest, true_output
+from tests.target.test_round import N_KNOWN, STYLES, new_requests, new_rig, proposing, rest
 
 Tree = tuple[list[int], list[int]]  # tokens and parents
 Grow = Callable[[list[int], int, random.Random], Tree]  # the true next tokens, how many nodes, chance
@@ -75,21 +75,6 @@ class Trees:
                 tokens.append(found[0])
                 parents.append(found[1])
         return Proposal(tokens, parents=parents)
-
-
-@pytest.fixture(scope="module")
-def model() -> Transformer:
-    return new_model(seed=0)
-
-
-@pytest.fixture(scope="module")
-def truth(model: Transformer) -> list[list[int]]:
-    return [true_output(model, request) for request in new_requests()]
-
-
-@pytest.fixture(scope="module")
-def texts(truth: list[list[int]]) -> list[list[int]]:
-    return [[*request.prompt, *output] for request, output in zip(new_requests(), truth, strict=True)]
 
 
 @pytest.mark.parametrize("page_size", [1, 4])

@@ -138,7 +138,7 @@ def both(clock: Clock) -> tuple[Counting, Counting]:
 
 
 @pytest.mark.parametrize("kind", [FixedFallback, BatchSizeFallback, MeasuredFallback])
-def test_nobody_is_asked_where_nothing_was_missed(clock: Clock, kind: type) -> None:
+def test_no_proposer_is_asked_where_nothing_was_missed(clock: Clock, kind: type) -> None:
     primary, backup = both(clock)
     parts = FixedFallback(primary) if kind is FixedFallback else kind(primary, backup)
     world = World(clock, parts, n_rows=2)
@@ -152,8 +152,8 @@ def test_always_asks_the_same(clock: Clock) -> None:
     world = World(clock, FixedFallback(primary), n_rows=3)
     assert world.play(hits=[1]) == [DRAFT, CACHE, DRAFT]
     assert primary.asked == [([0, 2], K)]
-    nobody = World(clock, FixedFallback(NoProposer()))
-    assert nobody.play() == [EMPTY]
+    without = World(clock, FixedFallback(NoProposer()))
+    assert without.play() == [EMPTY]
 
 
 # Theorem 17
