@@ -6,8 +6,8 @@ Invariant: a token's result depends only on its text, bit for bit, not on the re
 import torch
 from torch import Tensor
 
-from saguaro.attention.sdpa import AttentionBackend, SDPAttention, kv_indices
-from saguaro.attention.step import Step
+from saguaro.attention.sdpa import AttentionBackend, SDPAttention
+from saguaro.attention.step import Nodes, Step
 from saguaro.kernels import native
 from saguaro.kernels.native import at
 from saguaro.kv.memory import KVCache
@@ -25,25 +25,19 @@ class NativeAttention:
 
     def plan(self, step: Step) -> None:
         """Compute the KV indices of each row's text, and the number of keys that each token sees."""
-        sizes, longest = step.sizes, max(step.lengths)
         self._places = [KVWrite(memory, step.kv_index) for memory in self._cache.layers]
         # [texts, longest]: KV index of every key. A row has one text; each node of a tree has its own, which ends with
         # the path to the node.
-        self._kv_index = torch.zeros(len(sizes) + sum(map(len, step.paths)), longest, dtype=torch.int32)
-        text: list[int] = []
-        seen: list[int] = []
-        n_texts = len(sizes)
-        for row, (pages, length, n, paths) in enumerate(zip(step.pages, step.lengths, sizes, step.paths, strict=True)):
-            own, end = self._kv_index[row], length - len(paths)
-            own[:length] = kv_indices(pages, length, self._cache.page_size)
-            text += [row] * (n - len(paths)) + list(range(n_texts, n_texts + len(paths)))
-            seen += range(length - n + 1, end + 1)
-            for path in paths:
-                self._kv_index[n_texts, :end] = own[:end]
-                self._kv_index[n_texts, end : end + len(path)] = own[end:][path]
-                seen.append(end + len(path))
-                n_texts += 1
-        self._text, self._seen = torch.tensor([text, seen], dtype=torch.int32)  # [T] each: text, keys seen
+        size = self._cache.page_size
+        kv_index = (step.pages[..., None] * size + torch.arange(size, dtype=torch.int32)).flatten(1)
+        starts = step.starts.long()
+        row = torch.repeat_interleave(torch.arange(len(step.lengths)), starts.diff())  # [T]
+        if step.nodes is None:
+            seen = step.lengths[row] - starts[row + 1] + torch.arange(1, len(row) + 1)
+        else:
+            row, kv_index = _with_paths(kv_index, row, step.nodes)
+            seen = step.nodes.seen
+        self._kv_index, self._text, self._seen = kv_index, row.int(), seen.int()
 
     def place(self, layer: int) -> KVWrite:
         """See AttentionBackend."""
@@ -60,6 +54,18 @@ class NativeAttention:
             self._kv_index.shape[1], at(self._text), at(self._seen), at(out),
         )  # fmt: skip
         return out
+
+
+def _with_paths(kv_index: Tensor, row: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:  # [R, n], [T] -> [T], [more, n]
+    """Give every token that sees more than its row's text a text of its own."""
+    texts, depth = nodes.texts[row].long(), nodes.paths.shape[1]
+    own = (nodes.seen > texts).nonzero()[:, 0]
+    width = max(kv_index.shape[1], int(nodes.texts.max()) + depth)
+    kv_index = torch.nn.functional.pad(kv_index, (0, width - kv_index.shape[1]))
+    places = texts[own, None] + torch.arange(depth)
+    text = row.clone()
+    text[own] = len(kv_index) + torch.arange(len(own))
+    return text, torch.cat((kv_index, kv_index[row[own]].scatter(1, places, nodes.paths[own])))
 
 
 def cpu_attention(cache: KVCache, spec: ModelSpec) -> AttentionBackend:

@@ -4,8 +4,6 @@ Invariant: a row's result does not depend on other rows, bit for bit (saguaro.ke
 keep their addresses can be captured.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -18,44 +16,17 @@ MAX_SPLITS = 32
 LEAST_SPLIT = 128  # keys
 
 
-@dataclass(frozen=True)
-class Paged:
-    """The metadata of a step for paged attention."""
-
-    kv_index: Tensor  # [T] int64: where each token's key and value are written; -1: not written
-    pages: Tensor  # [R, P] int32
-    starts: Tensor  # [R + 1] int32: row r's queries are tokens starts[r] : starts[r + 1], the last of its text
-    lengths: Tensor  # [R] int32: keys that its last query sees, itself included
-    n_queries: int  # upper bound of a row's queries
-    longest: int  # upper bound of lengths
-
-
 class PagedAttention:
     """The attention backend with paged kernels."""
 
     def __init__(self, cache: KVCache, kernels: Kernels, longest: int) -> None:
         self._cache, self._kernels, self._split = cache, kernels, split_of(longest)
-        self._at: Paged  # of the next step
+        self._at: Step  # the next one
 
     def plan(self, step: Step) -> None:
         """See AttentionBackend."""
-        assert not any(step.paths), "trees are not computed on this device yet"
-        device, n_pages = self._cache.device, max(map(len, step.pages))
-        pages = torch.tensor([[*row, *[0] * (n_pages - len(row))] for row in step.pages], dtype=torch.int32)
-        self.plan_paged(
-            Paged(
-                step.kv_index,
-                pages.to(device),
-                torch.tensor(step.starts, dtype=torch.int32).to(device),
-                torch.tensor(step.lengths, dtype=torch.int32).to(device),
-                n_queries=max(step.sizes),
-                longest=max(step.lengths),
-            )
-        )
-
-    def plan_paged(self, paged: Paged) -> None:
-        """Plan a step whose metadata is on the device already."""
-        self._at = paged
+        assert step.nodes is None, "trees are not computed on this device yet"
+        self._at = step
 
     def place(self, layer: int) -> KVWrite:
         """See AttentionBackend."""
@@ -70,33 +41,28 @@ class PagedAttention:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Ends:
-    """Rows of K + 1 tokens, left-padded; keys and values of padding are not written.
-
-    n = 2 of K = 4    tokens   . . t s s        t: the text's last token, s: the n tokens after it, .: padding
-    positions                  2 3 4 5 6
-    """
-
-    positions: Tensor  # [R, K+1] int64; may be below 0 for padding
-    paged: Paged
-
-
-def ends(
+def left_padded(
+    tokens: Tensor,  # [R, K+1] int64
     text: Tensor,  # [R] int64: tokens of each text; 0: padding row
     n: Tensor,  # [R] int64: tokens after it; -1: padding row
-    steps: Tensor,  # [K+1] int64: 0..K
     pages: Tensor,  # [R, P] int32
     starts: Tensor,  # [R + 1] int32: where each row's tokens begin
     page_size: int,
     longest: int,
-) -> Ends:
-    """Positions and metadata of left-padded rows."""
-    k = len(steps) - 1
-    positions = (text + n - 1 - k)[:, None] + steps
-    kv_index = kv_indices_at(pages, positions, steps >= k - n[:, None], page_size)
+) -> Step:
+    """A step of rows of K + 1 tokens, left-padded; keys and values of padding are not written.
+
+    n = 2 of K = 4    tokens   . . t s s        t: the text's last token, s: the n tokens after it, .: padding
+    positions                  2 3 4 5 6        0 for padding before the text
+    """
+    k = tokens.shape[1] - 1
+    column = torch.arange(k + 1, device=tokens.device)
+    positions = (text + n - 1 - k)[:, None] + column
+    kv_index = kv_indices_at(pages, positions, column >= k - n[:, None], page_size).flatten()
     lengths = (text + n).clamp(min=0).int()
-    return Ends(positions, Paged(kv_index.flatten(), pages, starts, lengths, k + 1, longest))
+    where = torch.arange(tokens.numel(), device=tokens.device)
+    flat = positions.clamp(min=0).flatten()
+    return Step(tokens.flatten(), flat, kv_index, where, pages, starts, lengths, k + 1, longest)
 
 
 def from_left(n: Tensor, steps: Tensor) -> Tensor:  # [R], [K+1] -> [R, K+1] int64

@@ -95,7 +95,7 @@ class SDPAttention:
     def plan(self, step: Step) -> None:
         """See AttentionBackend."""
         self._kv_index = step.kv_index
-        self._rows = [row for index in range(len(step.lengths)) for row in self._rows_of(step, index)]
+        self._rows = list(self._rows_of(step))
 
     def place(self, layer: int) -> KVWrite:
         """See AttentionBackend."""
@@ -109,18 +109,22 @@ class SDPAttention:
             outs += [_attend(q[tile.start : tile.stop], keys, values, tile) for tile in row.tiles]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def _rows_of(self, step: Step, index: int) -> Iterator[_Row]:
-        """A row's text, or its text and chain; then each node of its tree behind its own path."""
-        paths, pages, start = step.paths[index], step.pages[index], step.starts[index]
-        end = step.lengths[index] - len(paths)
-        stop = step.starts[index + 1] - len(paths)
-        if stop > start:
-            yield self._row(Span.of(pages, end, self._cache, TILE), start, stop, end)
-        kv_index = kv_indices(pages, step.lengths[index], self._cache.page_size) if paths else torch.empty(0)
-        for node, path in enumerate(paths):
-            own = torch.cat((kv_index[:end], kv_index[end:][path]))
-            own = torch.cat((own, own[:1].expand(-len(own) % TILE))).to(self._cache.device)
-            yield self._row(Span(len(own), 0, own), stop + node, stop + node + 1, end + len(path))
+    def _rows_of(self, step: Step) -> Iterator[_Row]:
+        """Each row's text, or its text and chain; then each node of its tree behind its own path."""
+        starts, all_pages = step.starts.tolist(), step.pages.tolist()
+        texts = (step.lengths if step.nodes is None else torch.minimum(step.nodes.texts, step.lengths)).tolist()
+        facts = zip(all_pages, step.lengths.tolist(), texts, starts, starts[1:], strict=False)
+        for pages, length, end, start, after in facts:
+            stop = after - (length - end)
+            if stop > start:
+                yield self._row(Span.of(pages, end, self._cache, TILE), start, stop, end)
+            text = kv_indices(pages, end, self._cache.page_size)
+            for node in range(stop, after):
+                assert step.nodes is not None
+                seen = int(step.nodes.seen[node])
+                own = torch.cat((text, step.nodes.paths[node, : seen - end].cpu()))
+                own = torch.cat((own, own[:1].expand(-len(own) % TILE))).to(self._cache.device)
+                yield self._row(Span(len(own), 0, own), node, node + 1, seen)
 
     def _row(self, span: Span, start: int, stop: int, length: int) -> _Row:
         """The queries start : stop of the flat step, of which the last sees so many keys."""

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from saguaro.algo.planning import Ahead, Planned
-from saguaro.attention.paged import Paged, PagedAttention, ends, from_left, kv_indices_at, split_of
-from saguaro.attention.step import Segment
+from saguaro.attention.paged import from_left, kv_indices_at, left_padded, split_of
+from saguaro.attention.step import Segment, Step
 from saguaro.device.graphs import Graphs, Mirror, Moment, SideStream, bucket
 from saguaro.draft.model import ModelDrafter, Prepared
 from saguaro.draft.planner import Planner
@@ -142,7 +142,6 @@ class GraphDrafter:
         device, size, width = model.device, bucket(max_rows), lookahead + 1
         self._stream, self._graphs = SideStream(device), Graphs(device)
         self._tables = PageTables(max_rows, longest, eager.cache.page_size, device)
-        self._trunk = PagedAttention(eager.cache, kernels, longest)
         self._branches = PagedBranches(eager.cache, eager.attention.own, kernels, longest)
         shape = (size * budget, *eager.candidates.shape[1:])
         self._at = _Buffers(
@@ -299,12 +298,18 @@ class GraphDrafter:
         lengths = torch.where(is_row, positions[1:] + 1, 0).int()  # [K, R]
         positions, following = positions.clamp(min=0), positions + 1
         starts, noise = self._at.starts[: size + 1], self._noise(lines, 1)
-        places = Paged(slots[:2].t().flatten(), pages, starts * 2, lengths[0], 2, self._longest)
-        hidden = self._compute(lines[:, -2:], positions[:2].t(), places)[1::2]
+        first = Step(
+            lines[:, -2:].flatten(), positions[:2].t().flatten(), slots[:2].t().flatten(), self._at.steps[:0],
+            pages, starts * 2, lengths[0], 2, self._longest,
+        )  # fmt: skip
+        hidden = self.eager.runner.hidden(first)[1::2]
         found = [self._rank(hidden, noise, following[1])]
         for step in range(1, k):
-            places = Paged(slots[step + 1].contiguous(), pages, starts, lengths[step], 1, self._longest)
-            hidden = self._compute(found[-1][0][:, 0], positions[step + 1], places)
+            one = Step(
+                found[-1][0][:, 0], positions[step + 1], slots[step + 1].contiguous(), self._at.steps[:0],
+                pages, starts, lengths[step], 1, self._longest,
+            )  # fmt: skip
+            hidden = self.eager.runner.hidden(one)
             found.append(self._rank(hidden, noise, following[step + 1]))
         candidates, scores = (torch.stack(each, 1) for each in zip(*found, strict=True))  # [R, K, C]
         width = candidates.shape[2]
@@ -350,9 +355,11 @@ class GraphDrafter:
         """Compute the last token of each text and the speculation in flight, and rank after each token."""
         steps, length = self._at.steps, lines[:, LENGTH]
         starts = self._at.starts[: len(lines) + 1] * len(steps)
-        rows = ends(lines[:, TEXT], length, steps, pages, starts, self.eager.cache.page_size, self._longest)
-        hidden = self._compute(lines[:, N_FACTS:], rows.positions.clamp(min=0), rows.paged)
-        found = self._rank(hidden, self._noise(lines, len(steps)), rows.positions.flatten() + 1)
+        step = left_padded(
+            lines[:, N_FACTS:], lines[:, TEXT], length, pages, starts, self.eager.cache.page_size, self._longest
+        )
+        hidden = self.eager.runner.hidden(step)
+        found = self._rank(hidden, self._noise(lines, len(steps)), step.positions + 1)
         candidates, scores = (x.view(len(lines), len(steps), -1) for x in found)
         width = candidates.shape[2]
         at = from_left(length, steps)[..., None].expand(-1, -1, width)
@@ -375,12 +382,6 @@ class GraphDrafter:
         n, _, width = candidates.shape
         self._at.candidates[:n, :, :width], self._at.scores[:n, :, :width] = candidates, scores
         return candidates[:, :-1, 0]
-
-    def _compute(self, tokens: Tensor, positions: Tensor, places: Paged) -> Tensor:  # any shape, the same -> [T, D]
-        """Compute tokens of trunks."""
-        self._trunk.plan_paged(places)
-        hidden: Tensor = self._model(tokens.flatten(), positions.flatten(), self._trunk, self._kernels.products)
-        return hidden
 
     def _noise(self, lines: Tensor, n: int) -> tuple[Tensor, Tensor]:  # [R * n] each
         """Temperature and seed, repeated for each of a row's n positions."""

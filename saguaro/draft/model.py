@@ -148,7 +148,7 @@ class ModelDrafter:
         self.longest = min(kv.longest, model.spec.max_length)
         self.pool = PagePool(kv.n_pages, kv.page_size)
         self.cache = KVCache(kv, model.spec, model.device, model.dtype)
-        self._runner = make_runner(model, self.cache, kernels, kv.longest)
+        self.runner = make_runner(model, self.cache, kernels, kv.longest)
         self.attention = BranchAttention(self.cache, model.spec, bucket(max_rows) * budget, lookahead + 1)
         self.trunks: dict[int, Trunk] = {}
         self._pace = StepCost()  # of reading texts
@@ -338,7 +338,7 @@ class ModelDrafter:
         return Ranking(guess.token[last], guess.candidates[last], guess.scores[last], q)
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
-        return self._runner.forward(make_step(segments, self.cache.page_size, self._model.device))
+        return self.runner.forward(make_step(segments, self.cache.page_size, self._model.device))
 
     def ready(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
         """The rows that are nearly computed and have room."""

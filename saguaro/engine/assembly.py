@@ -176,8 +176,9 @@ class Assembly:
         cache = KVCache(kv, model.spec, model.device, model.dtype)
         sampler = Sampler(self.n_known, kernels.rank if kernels else ranker_for(model.device))
         is_shared = self.method.verification == "shared"
+        runner = make_runner(model, cache, kernels, kv.longest)
         eager = EagerVerifier(
-            make_runner(model, cache, kernels, kv.longest),
+            runner,
             SharedNoise(sampler) if is_shared else Rejection(sampler),
             n_known=self.n_known,
             page_size=kv.page_size,
@@ -185,7 +186,7 @@ class Assembly:
         if kernels is None:
             return eager
         sizes = {"max_rows": self.config.max_batch_rows, "lookahead": lookahead, "longest": kv.longest}
-        return GraphVerifier(eager, model, cache, kernels, n_known=self.n_known, is_shared=is_shared, **sizes)
+        return GraphVerifier(eager, runner, kernels, n_known=self.n_known, is_shared=is_shared, **sizes)
 
     def _link(self, kv: KVPlan, draft: Transformer | None) -> DraftLink:
         if not self.method.drafts:

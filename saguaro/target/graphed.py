@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from saguaro.algo.verification import accept
-from saguaro.attention.paged import PagedAttention, ends, from_left
+from saguaro.attention.paged import from_left, left_padded
 from saguaro.device.graphs import Graphs, Mirror, Moment, as_float, bucket
 from saguaro.kernels.bundle import Kernels
-from saguaro.kv.memory import KVCache
 from saguaro.kv.tables import PageTables
-from saguaro.model.transformer import Transformer
+from saguaro.runner.runner import Runner
 from saguaro.target.request import Request
 from saguaro.target.sampler import is_plain
 from saguaro.target.scheduler import Batch
@@ -70,8 +69,7 @@ class GraphVerifier:
     def __init__(
         self,
         eager: EagerVerifier,
-        model: Transformer,
-        cache: KVCache,
+        runner: Runner,
         kernels: Kernels,
         *,
         n_known: int,
@@ -80,10 +78,10 @@ class GraphVerifier:
         longest: int,
         is_shared: bool = True,  # shared noise; otherwise the eager verifier decides
     ) -> None:
-        self._eager, self._model, self._kernels, self._is_shared = eager, model, kernels, is_shared
+        self._eager, self._runner, self._kernels, self._is_shared = eager, runner, kernels, is_shared
         self._n_known, self._lookahead, self._longest = n_known, lookahead, longest
+        cache = runner.cache
         self._page_size = cache.page_size
-        self._attention = PagedAttention(cache, kernels, longest)
         self._graphs, self._began, self._done = Graphs(cache.device), Moment(cache.device), Moment(cache.device)
         device, size, width = cache.device, bucket(max_rows), lookahead + 1
         self._tables = PageTables(max_rows, longest, cache.page_size, device)
@@ -138,14 +136,11 @@ class GraphVerifier:
         steps, lines = self._at.steps, self._at.lines.device[:size]
         n, tokens, pages = lines[:, LENGTH], lines[:, TOKENS:], self._tables.device[lines[:, SLOT]]
         starts = self._at.starts[: size + 1]
-        rows = ends(lines[:, TEXT], n, steps, pages, starts, self._page_size, self._longest)
-        self._attention.plan_paged(rows.paged)
-        positions = rows.positions.flatten()
-        hidden = self._model(tokens.flatten(), positions.clamp(min=0), self._attention, self._kernels.products)
-        logits = self._model.logits(hidden, self._kernels.products)
+        step = left_padded(tokens, lines[:, TEXT], n, pages, starts, self._page_size, self._longest)
+        logits = self._runner.logits(self._runner.hidden(step))
         self._at.logits[size] = logits
         noise = noise_of(lines[:, TEMPERATURE], lines[:, SEED], len(steps))
-        chosen = self._kernels.choose(logits, *noise, positions + 1, self._n_known)
+        chosen = self._kernels.choose(logits, *noise, step.positions + 1, self._n_known)
         at = from_left(n, steps)  # [R, K+1]
         targets = chosen.view(size, len(steps)).gather(1, at)
         n_accepted, bonus = accept(targets, tokens.gather(1, at[:, 1:]), n.clamp(min=0))

@@ -144,7 +144,7 @@ class EagerVerifier:
     def _score(self, batch: Batch, step: Step, hidden: Tensor) -> tuple[tuple[TokenLogprobs, ...], ...]:
         """For each row, the log-probabilities of the prompt tokens after those of this step; hidden: [T, D]."""
         found = []
-        for row, first in zip(batch.rows, step.starts, strict=False):  # starts has one more entry, the end
+        for row, first in zip(batch.rows, step.starts.tolist(), strict=False):  # starts has one more entry, the end
             own = hidden[first : first + row.n_tokens]
             found.append(self._score_row(row, own) if row.request.n_unscored else ())
         return tuple(found)

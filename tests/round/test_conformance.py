@@ -132,14 +132,13 @@ def new_rig(
     eager_verifier = EagerVerifier(runner, rule, n_known=N_KNOWN, page_size=page_size)
     verifier: Verifier = eager_verifier
     if kernels is not None:
-        verifier = captured(eager_verifier, target, cache, kernels, scheduler, method)
+        verifier = captured(eager_verifier, runner, kernels, scheduler, method)
     return Rig(scheduler, Round(scheduler, verifier, link(side) if method.drafts else NullLink()), side)
 
 
 def captured(
     eager: EagerVerifier,
-    target: Transformer,
-    cache: KVCache,
+    runner: Runner,
     kernels: Kernels,
     scheduler: Scheduler,
     method: Method,
@@ -147,7 +146,7 @@ def captured(
     """As on a GPU, but that nothing is captured here: the same steps, one by one."""
     sizes = {"max_rows": scheduler.max_rows, "lookahead": scheduler.lookahead, "longest": SPEC.max_length}
     is_shared = method.verification == "shared"
-    return GraphVerifier(eager, target, cache, kernels, n_known=N_KNOWN, is_shared=is_shared, **sizes)
+    return GraphVerifier(eager, runner, kernels, n_known=N_KNOWN, is_shared=is_shared, **sizes)
 
 
 @pytest.fixture(autouse=True)
