@@ -209,8 +209,14 @@ class EngineConfig:
     """The decoding method (see saguaro.methods); auto: ssd if there is a draft, else ar."""
     lookahead: int = 4
     """Most tokens speculated per round and request (K), where the method speculates."""
+    nodes: int | None = None
+    """Most nodes of a tree verified per round and request (N), where the method speculates trees; the lookahead: a
+    chain. None: as many as pay on the device."""
+    width: int | None = None
+    """Nodes of a tree that a draft step expands (R); 1 with as many nodes as the lookahead: chains. None: as nodes."""
     budget: int = 8
-    """Outcomes prepared per request while the target verifies (M), where the method prepares."""
+    """Outcomes prepared per request while the target verifies (M), where the method prepares; steps that a tree
+    grows."""
     prepare: str = "auto"
     """When outcomes are prepared: always, or auto: as the method does; ssd where it measures that this pays."""
     fallback: str = "auto"
@@ -282,6 +288,10 @@ class EngineConfig:
             "between 2 and 2^31 - 1, or None",
         )
         _check("lookahead", self.lookahead, 1 <= self.lookahead <= 64, "between 1 and 64")
+        nodes = self.nodes
+        is_tree = nodes is None or self.lookahead <= nodes <= 64
+        _check("nodes", nodes, is_tree, f"between the lookahead, {self.lookahead}, and 64, or None")
+        _check("width", self.width, self.width is None or 1 <= self.width <= 64, "between 1 and 64, or None")
         _check("budget", self.budget, 1 <= self.budget <= 256, "between 1 and 256")
         _check("saguaro_c", self.saguaro_c, 0 < self.saguaro_c <= 1, "more than 0 and at most 1 (off)")
         _check("draft_threads", self.draft_threads, 1 <= self.draft_threads <= MAX_THREADS, _from_1_to(MAX_THREADS))
@@ -337,6 +347,10 @@ class DraftConfig:
     """When outcomes are prepared: always, measured or never (saguaro.methods)."""
     lookahead: int
     """K."""
+    nodes: int = 0
+    """N; 0: the lookahead."""
+    width: int = 0
+    """R; 0: no trees."""
     budget: int
     """M."""
     saguaro_c: float = 1.0
@@ -363,6 +377,11 @@ class DraftConfig:
     """Device of the draft model."""
     dtype: str = "float32"
     """Of the draft's weights; the same as the target's."""
+
+    @property
+    def most_nodes(self) -> int:
+        """Most nodes of a speculation."""
+        return max(self.nodes, self.lookahead)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ends", _all_of(int, "ends", self.ends))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from saguaro.draft.cache import SpeculationCache
+from saguaro.draft.cache import SpeculationCache, TreeCache
 from saguaro.draft.model import Drafter, Prepared
 from saguaro.draft.planner import Planner
 from saguaro.draft.policy.fallback import Fallback
@@ -134,9 +134,10 @@ class DraftSide:
         lookahead: int,
         n_vocab: int,
         start: Start | None = None,
+        cache: SpeculationCache | TreeCache | None = None,
         read_s: float = math.inf,  # seconds per round for reading texts while rows decode
     ) -> None:
-        self.rows, self.cache = DraftRows(start), SpeculationCache()
+        self.rows, self.cache = DraftRows(start), cache or SpeculationCache()
         self.drafter, self.planner, self.fallback, self.economy = drafter, planner, fallback, economy
         self._lookahead, self._n_vocab, self._read_s = lookahead, n_vocab, read_s
         self._is_awaited = False  # whether the last reply had any rows
@@ -181,7 +182,7 @@ class DraftSide:
         """
         began, self._made = now(), None
         self.drafter.read(list(self.rows), is_late, self._read_s if self._is_awaited else math.inf)
-        if self.planner is not None and self.economy.prepares(self._asked, self.rows):
+        if (self.planner is not None or self.drafter.grows) and self.economy.prepares(self._asked, self.rows):
             self._made = self.drafter.prepare(self._asked, self.planner, self._outcome, is_late)
             self.cache.fill(self._made)
         self._prepared = (began, now())

@@ -4,10 +4,37 @@ It lives for one round, because outcomes refer to the speculation they were prep
 """
 
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 from saguaro.draft.model import Drafter, Prepared
 from saguaro.draft.rows import Wanted
 from saguaro.types import CACHE, Outcome
+
+
+class Served(Protocol):
+    """A drafter whose trees hold what was prepared."""
+
+    def serve(self, outcome: Outcome, wanted: Sequence[Wanted], is_prepared: bool) -> list[Wanted]:
+        """Apply an outcome: what was prepared for it goes in flight. Returns the rows for which nothing was."""
+
+
+class TreeCache:
+    """The cache of a drafter that grows trees: the trees themselves."""
+
+    def __init__(self, trees: Served) -> None:
+        self._trees, self._is_prepared = trees, False
+
+    def fill(self, prepared: Prepared) -> None:
+        """Trees were grown since the last outcome."""
+        self._is_prepared = True
+
+    def forget(self, slots: Collection[int]) -> None:
+        """Nothing to do: the drafter drops the trees of rows that leave."""
+
+    def serve(self, outcome: Outcome, wanted: Sequence[Wanted], drafter: Drafter) -> list[Wanted]:
+        """Put prepared speculations in flight and return the rows that missed."""
+        is_prepared, self._is_prepared = self._is_prepared, False
+        return self._trees.serve(outcome, wanted, is_prepared)
 
 
 class SpeculationCache:

@@ -123,7 +123,7 @@ class _Buffers:
 class GraphDrafter:
     """Drafts with captured steps, for verification by shared noise. Also a Proposer: drafts just in time."""
 
-    source = DRAFT
+    source, grows = DRAFT, False
 
     def __init__(
         self,
@@ -196,9 +196,10 @@ class GraphDrafter:
 
     @torch.inference_mode()
     def prepare(
-        self, rows: Sequence[DraftRow], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]
+        self, rows: Sequence[DraftRow], planner: Planner | None, outcome: Outcome, is_late: Callable[[], bool]
     ) -> Prepared:
         """See Drafter. Only launches the work; reading the result waits for it."""
+        assert planner is not None
         adopted, self._at.adopted = self._at.adopted, {}
         ready = self.eager.ready(rows)
         if not ready:

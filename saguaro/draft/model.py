@@ -11,7 +11,6 @@ keys, values and candidates are copied behind the text, and nothing is recompute
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -24,23 +23,16 @@ from torch import Tensor
 from saguaro.algo.planning import Ahead, Planned
 from saguaro.attention.branches import BranchAttention, Fork
 from saguaro.attention.sdpa import kv_indices
-from saguaro.attention.step import Segment, make_step
+from saguaro.attention.step import Segment
 from saguaro.device.graphs import bucket
 from saguaro.draft.planner import Planner
 from saguaro.draft.ranking import Ranker, Ranking
 from saguaro.draft.rows import DraftRow, GoesOn, Proposal
+from saguaro.draft.texts import DraftTexts
 from saguaro.kernels.bundle import Kernels
-from saguaro.kv.memory import KVCache, KVPlan
-from saguaro.kv.pages import PagePool, PageTable
+from saguaro.kv.memory import KVPlan
 from saguaro.model.transformer import Transformer
-from saguaro.runner.runner import make_runner
-from saguaro.target.step_cost import StepCost, Work
 from saguaro.types import DRAFT, Outcome, Speculation
-
-MAX_READ = 512  # tokens of text read per round: as many as the target computes
-CHUNK = 64  # tokens of text read between two checks for the outcome
-
-now = time.perf_counter
 
 
 class Prepared(Protocol):
@@ -56,6 +48,8 @@ class Prepared(Protocol):
 class Drafter(Protocol):
     """Keeps rows and prepares speculations for possible outcomes."""
 
+    grows: bool  # whether it prepares by growing trees, without a planner
+
     def admit(self, rows: Sequence[DraftRow]) -> None:
         """Add these rows."""
 
@@ -69,7 +63,7 @@ class Drafter(Protocol):
         """Compute more of texts that are far behind, until done or late, or for about so many seconds."""
 
     def prepare(
-        self, rows: Sequence[DraftRow], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]
+        self, rows: Sequence[DraftRow], planner: Planner | None, outcome: Outcome, is_late: Callable[[], bool]
     ) -> Prepared:
         """Let the planner learn the last outcome and plan the next; draft after each until done or late."""
 
@@ -82,6 +76,8 @@ class Drafter(Protocol):
 
 class NoModel:
     """A drafter without a model. Prepares nothing."""
+
+    grows = False
 
     def admit(self, rows: Sequence[DraftRow]) -> None:
         """Ignored."""
@@ -96,7 +92,7 @@ class NoModel:
         """Ignored."""
 
     def prepare(
-        self, rows: Sequence[DraftRow], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]
+        self, rows: Sequence[DraftRow], planner: Planner | None, outcome: Outcome, is_late: Callable[[], bool]
     ) -> Prepared:
         """Not supported."""
         raise NotImplementedError("only a model can draft after an outcome")
@@ -110,12 +106,6 @@ class NoModel:
 
 
 @dataclass
-class Trunk:
-    table: PageTable
-    n_computed: int
-
-
-@dataclass
 class _Branches:
     """The tokens drafted after each of R outcomes."""
 
@@ -126,10 +116,10 @@ class _Branches:
     q: list[Tensor] = field(default_factory=list)  # [n] of [R, V], if tokens are sampled
 
 
-class ModelDrafter:
+class ModelDrafter(DraftTexts):
     """Drafts with a model. Also a Proposer: drafts just in time after the current text."""
 
-    source = DRAFT
+    source, grows = DRAFT, False
 
     def __init__(
         self,
@@ -143,68 +133,14 @@ class ModelDrafter:
         cut: float,
         kernels: Kernels | None = None,
     ) -> None:
-        self._model, self._guess = model, guess
+        super().__init__(model, kv, n_after=2 * (lookahead + 1), kernels=kernels)
+        self._guess = guess
         self._lookahead, self._budget, self._cut = lookahead, budget, cut
-        self.longest = min(kv.longest, model.spec.max_length)
-        self.pool = PagePool(kv.n_pages, kv.page_size)
-        self.cache = KVCache(kv, model.spec, model.device, model.dtype)
-        self.runner = make_runner(model, self.cache, kernels, kv.longest)
         self.attention = BranchAttention(self.cache, model.spec, bucket(max_rows) * budget, lookahead + 1)
-        self.trunks: dict[int, Trunk] = {}
-        self._pace = StepCost()  # of reading texts
         shape = (max_rows + 1, lookahead + 1, guess.n_candidates)  # the last row is for padding
         self.candidates = torch.zeros(shape, dtype=torch.int64, device=model.device)
         self.scores = torch.full(shape, float("-inf"), device=model.device)
         self._branches = _Branches([], self.candidates[:0], self.scores[:0])
-
-    def admit(self, rows: Sequence[DraftRow]) -> None:
-        """Add these rows, reusing cached pages. Rows with token ids beyond the model's vocabulary are skipped."""
-        for row in rows:
-            params = row.request.params
-            named = (*params.logit_bias, *params.allowed_token_ids, *row.request.stop_ids)
-            if max(*row.text, *named, 0) < self._model.spec.n_vocab:
-                table, n_cached = self.pool.match(row.text)
-                self.trunks[row.slot] = Trunk(table, n_cached)
-
-    def retire(self, slots: Sequence[int]) -> None:
-        """Drop these rows. Unknown slots are ignored."""
-        for slot in slots:
-            trunk = self.trunks.pop(slot, None)
-            if trunk is not None:
-                self.pool.release(trunk.table)
-
-    def settle(self, rows: Sequence[DraftRow]) -> None:
-        """Keep the computed part of each text. Its last token, the bonus, is never computed yet."""
-        for row in rows:
-            trunk = self.trunks.get(row.slot)
-            if trunk is not None:
-                trunk.n_computed = min(trunk.n_computed, len(row.text) - 1)
-                self.pool.publish(trunk.table, row.text, trunk.n_computed)
-
-    def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
-        """Compute up to MAX_READ tokens of texts that are far behind, in chunks; at least a page of the first.
-
-        The time limit applies while other rows are ready to be drafted for and would wait. On a GPU reading runs in the
-        background, and MAX_READ tokens of a small model are limit enough.
-        """
-        if self._model.device.type != "cpu" or not any(self.is_near(row) for row in rows):
-            seconds = math.inf
-        left, began = MAX_READ, now()
-        least = self.cache.page_size
-        for row in rows:
-            while left > 0 and row.slot in self.trunks and not self.is_near(row) and self.reserve(row):
-                trunk, starts = self.trunks[row.slot], now()
-                fitting = CHUNK
-                if seconds < math.inf:
-                    fitting = max(least, self._pace.room(seconds - (starts - began), trunk.n_computed))
-                n = min(CHUNK, left, fitting)
-                tokens = row.text[trunk.n_computed : -1][:n]  # the last token is left out: it gives the candidates
-                self.forward([Segment(tokens, trunk.n_computed, trunk.table.pages, 0)])
-                self._pace.learn(Work.of(trunk.n_computed, len(tokens)), now() - starts)
-                trunk.n_computed += len(tokens)
-                left -= len(tokens)
-                if is_late() or now() - began >= seconds:
-                    return
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[DraftRow], lookahead: int, goes_on: GoesOn | None = None) -> Proposal:
@@ -230,9 +166,10 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def prepare(
-        self, rows: Sequence[DraftRow], planner: Planner, outcome: Outcome, is_late: Callable[[], bool]
+        self, rows: Sequence[DraftRow], planner: Planner | None, outcome: Outcome, is_late: Callable[[], bool]
     ) -> Prepared:
         """See Drafter."""
+        assert planner is not None
         planner.learn(outcome)
         planned = planner.plan(self.look_ahead(rows), self._budget)
         return planned if self.branch(rows, planned, is_late) else Planned.nothing()
@@ -336,23 +273,6 @@ class ModelDrafter:
         last = torch.tensor(counts).cumsum(0).sub(1).to(guess.token.device)
         q = None if guess.q is None else guess.q[last]
         return Ranking(guess.token[last], guess.candidates[last], guess.scores[last], q)
-
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
-        return self.runner.forward(make_step(segments, self.cache.page_size, self._model.device))
-
-    def ready(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
-        """The rows that are nearly computed and have room."""
-        return [row for row in rows if self.is_near(row) and self.reserve(row)]
-
-    def is_near(self, row: DraftRow) -> bool:
-        """Whether few enough tokens are left to compute them within a draft step."""
-        trunk = self.trunks.get(row.slot)
-        return trunk is not None and len(row.text) - trunk.n_computed <= 2 * (self._lookahead + 1)
-
-    def reserve(self, row: DraftRow) -> bool:
-        """Reserve pages for the text and the speculation after it. False if there are none."""
-        n_tokens = len(row.text) + 2 * (self._lookahead + 1)
-        return n_tokens <= self.longest and self.pool.reserve(self.trunks[row.slot].table, n_tokens)
 
     def _sure(self, row: DraftRow, tokens: Sequence[int]) -> int:
         """How many tokens to speculate: up to the first uncertain one, at least one."""

@@ -47,6 +47,17 @@ GoesOn = Callable[
 ]  # gets each row and the lead of its last token: whether to draft another
 
 
+class GrowthBudget(Protocol):
+    """How far a tree is grown."""
+
+    @property
+    def least(self) -> float:
+        """Smallest probability of a node that is worth verifying."""
+
+    def goes_on(self, rows: Sequence[DraftRow], worth: Sequence[float]) -> bool:
+        """Whether to take another step, which adds an accepted token of each row with these probabilities."""
+
+
 @dataclass(frozen=True)
 class Proposal:
     """Proposed tokens after some texts."""

@@ -44,6 +44,8 @@ from saguaro.target.step_cost import LatencyBudget
 from saguaro.target.verifier import EagerVerifier, Verifier
 from saguaro.types import DraftLink, Progress
 
+NODES = {"cpu": 8, "cuda": 32}  # default of nodes
+NODES_PER_WIDTH = 4  # default of width, relative to nodes
 START_SECONDS = 600.0  # time limit for loading a draft
 INTER_TOKEN_S = {"cpu": 0.2, "cuda": 0.05}  # default of max_inter_token_ms, in seconds
 INTER_TOKEN_ROUNDS = 2.0  # or this many plain rounds, if they are longer: prompts must make progress
@@ -79,6 +81,7 @@ class Assembly:
 
     def __post_init__(self) -> None:
         self.method = choose_method(self.config)
+        self.nodes, self.width = tree_shape(self.config, self.method, self.target.model.device)
         self.n_known = min(self.tokenizer.n_vocab, self.target.model.spec.n_vocab)
         spec, eos = self.target.model.spec, self.tokenizer.eos_id
         every = (*spec.eos_ids, *([eos] if eos is not None else []))
@@ -99,7 +102,7 @@ class Assembly:
             max_length=kv.max_length,
             max_rows=config.max_batch_rows,
             max_tokens=config.max_batch_tokens,
-            lookahead=config.lookahead if self.method.drafts else 0,
+            lookahead=self.nodes if self.method.drafts else 0,
             patience=self._patience(),
         )
         try:
@@ -160,7 +163,7 @@ class Assembly:
     def _workspace(self, draft: Transformer | None) -> int:
         """Upper estimate of the bytes that steps need in addition to weights, keys and values."""
         config, spec = self.config, self.target.model.spec
-        rows, width = bucket(config.max_batch_rows), config.lookahead + 1
+        rows, width = bucket(config.max_batch_rows), self.nodes + 1
         logits = 2 * 4 * rows * width * spec.n_vocab
         per_token = 4 * (2 * spec.intermediate + 4 * spec.hidden + 4 * spec.n_heads * spec.head_dim)
         n_bytes = logits + (config.max_batch_tokens + rows * width) * per_token
@@ -258,6 +261,8 @@ class Assembly:
             prepare=method.prepare,
             cut=method.cut,
             lookahead=config.lookahead,
+            nodes=self.nodes,
+            width=self.width,
             budget=config.budget,
             saguaro_c=config.saguaro_c,
             n_vocab=self.n_known,
@@ -313,6 +318,22 @@ def choose_method(config: EngineConfig) -> Method:
             "the target's vocabulary, or drop:I,J,... for the target without some layers; or use ar or ngram"
         )
     return method
+
+
+def tree_shape(config: EngineConfig, method: Method, device: torch.device) -> tuple[int, int]:
+    """Nodes verified per row at most, and nodes expanded per draft step; 0: the method speculates chains only."""
+    if not method.is_tree:
+        for name in ("nodes", "width"):
+            given = getattr(config, name)
+            if given is not None:
+                raise ConfigError(
+                    f"{name} is {given}, and {method.name} with verification {method.verification} speculates chains; "
+                    f"leave {name} out, or use sd or ssd with verification shared"
+                )
+        return config.lookahead, 0
+    usual = NODES[device.type]
+    nodes = config.nodes or max(config.lookahead, usual)
+    return nodes, config.width or max(1, nodes // NODES_PER_WIDTH)
 
 
 def uses_process(config: EngineConfig, method: Method, device: str) -> bool:

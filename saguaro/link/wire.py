@@ -43,7 +43,7 @@ class WireLimits:
     @staticmethod
     def of(config: DraftConfig) -> "WireLimits":
         """The limits for a draft's settings."""
-        return WireLimits(config.n_vocab, config.n_text, config.lookahead, config.max_rows)
+        return WireLimits(config.n_vocab, config.n_text, config.most_nodes, config.max_rows)
 
     @property
     def n_turn(self) -> int:

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from saguaro.draft.policy.average import Average
 from saguaro.draft.policy.fallback import ASSUMED, EVERY, put_in_flight, send
-from saguaro.draft.rows import DraftRow, DraftRows, GoesOn, Proposal, Proposer, Wanted
+from saguaro.draft.rows import DraftRow, DraftRows, GoesOn, GrowthBudget, Proposal, Proposer, Wanted
 from saguaro.types import CACHE, Outcome
 
 LEADS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # bin edges of the lead
@@ -62,7 +62,7 @@ class AdaptiveFallback:
             self._n_decisions += 1
             is_whole = self._n_decisions % (2 * EVERY) == 0
             if is_whole or self._chooses(is_worth):
-                self._draft(missed, self._watch(missed, None if is_whole else rate))
+                self._draft(missed, None if is_whole else rate)
             else:
                 put_in_flight(self._backup, missed)
         self._answered = now()
@@ -81,12 +81,15 @@ class AdaptiveFallback:
             elif row.source == self._backup.source or not row.speculation:
                 self._by_backup.add(k)
 
-    def _draft(self, missed: Sequence[Wanted], goes_on: GoesOn) -> None:
+    def _draft(self, missed: Sequence[Wanted], rate: float | None) -> None:
+        """Draft as many tokens as pay at this rate, tokens per second; None: as many as there is room for."""
         began = now()
         rows, room = [row for row, _ in missed], max(n for _, n in missed)
-        proposal = self._primary.propose(rows, room, goes_on)
+        proposal = self._primary.propose(rows, room, self._watch(missed, rate))
         send(proposal, missed, self._primary.source)
-        seconds, n_steps = now() - began, max(map(len, proposal.tokens), default=0)
+        self._timed(now() - began, max(map(len, proposal.tokens), default=0))
+
+    def _timed(self, seconds: float, n_steps: int) -> None:
         self._n_drafts += n_steps > 0
         if n_steps and self._n_drafts > SLOW:
             self._draft_s.add(seconds)
@@ -126,6 +129,46 @@ class AdaptiveFallback:
             return rate is None or sum(reach.values()) * self._stands.next(n) > rate * cost_s
 
         return goes_on
+
+
+class TreeProposer(Protocol):
+    """A Proposer of trees that grow step by step."""
+
+    source: int
+    n_steps: int  # of the last proposal
+
+    def propose(self, rows: Sequence[DraftRow], lookahead: int, budget: GrowthBudget | None = None) -> Proposal:
+        """See Proposer; stops when the budget says so."""
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """What a step and a node must bring at this rate, tokens per second."""
+
+    least: float
+    step: float  # tokens that pay for another step
+
+    def goes_on(self, rows: Sequence[DraftRow], worth: Sequence[float]) -> bool:
+        """See GrowthBudget."""
+        return sum(worth) > self.step
+
+
+class AdaptiveGrowth(AdaptiveFallback):
+    """The same for trees: a step is taken, and a node verified, if its probability is worth its time."""
+
+    def __init__(self, primary: TreeProposer, backup: Proposer) -> None:
+        super().__init__(primary, backup)  # type: ignore[arg-type]
+        self._trees = primary
+
+    def _draft(self, missed: Sequence[Wanted], rate: float | None) -> None:
+        began = now()
+        rows, room = [row for row, _ in missed], max(n for _, n in missed)
+        budget = None
+        if rate is not None:
+            a_node = rate * self._verify_s.slope()
+            budget = _Growth(a_node, rate * self._step_s.mean(0.0) + len(missed) * a_node)
+        send(self._trees.propose(rows, room, budget), missed, self._trees.source)
+        self._timed(now() - began, self._trees.n_steps)
 
 
 @dataclass

@@ -1,0 +1,232 @@
+"""The tree of every row: tokens that may come after its text, grown by a draft. Pure tensor functions, no host syncs.
+
+The root is the last token of the text. An expanded node has a place, its keys and values in the row's scratch memory
+at that place, and its W likeliest children. A child that was not expanded is only an entry of its parent:
+
+    root ─┬─ a (place 3) ─┬─ b (place 1) ── ...        node     place * W + rank: the child of this rank at this place
+          │               └─ c                         score    log of the estimated probability that the text runs
+          └─ d                                                  through the node; falls along every path
+
+Invariants: scores fall strictly from a node to its children, so the N best nodes are always connected. A place's path
+lists the places from below the root down to itself. The last place is for entries that are not used: its children
+always have the score -inf, and it is never free.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+PLACES = 64  # expanded nodes of a row
+UNUSED = PLACES  # the place for what is not used
+NEVER = float("-inf")
+SURE = -1e-3  # largest log-probability of a child: a path's score falls with every node
+ROOT = -1  # a node: none, but the root itself
+NO_TREE = -2  # a node: the row's tree was not verified
+
+
+@dataclass
+class Trees:
+    """The trees of B rows; functions that change a tree change these tensors in place."""
+
+    token: Tensor  # [B, P+1, W] int64: of each child
+    score: Tensor  # [B, P+1, W] float32; -inf: no child
+    bin: Tensor  # [B, P+1, W] int64: the child's entry in the table of chances
+    place: Tensor  # [B, P+1, W] int64: the child's own place; -1: not expanded
+    node: Tensor  # [B, P+1] int64: which node is at a place; ROOT for the root
+    position: Tensor  # [B, P+1] int64: in the text
+    depth: Tensor  # [B, P+1] int64: below the root
+    path: Tensor  # [B, P+1, D] int64: places from below the root to this one; -1 beyond
+    is_used: Tensor  # [B, P+1] bool
+    root: Tensor  # [B] int64: its place
+
+    @staticmethod
+    def empty(n_rows: int, width: int, depth: int, device: torch.device) -> "Trees":
+        """Trees without any place, for W children of a place and paths of D places."""
+
+        def full(*shape: int, value: float, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.full((n_rows, *shape), value, dtype=dtype, device=device)
+
+        n = PLACES + 1
+        trees = Trees(
+            token=full(n, width, value=0),
+            score=full(n, width, value=NEVER, dtype=torch.float32),
+            bin=full(n, width, value=0),
+            place=full(n, width, value=-1),
+            node=full(n, value=ROOT),
+            position=full(n, value=0),
+            depth=full(n, value=0),
+            path=full(n, depth, value=-1),
+            is_used=full(n, value=0, dtype=torch.bool),
+            root=full(value=0),
+        )
+        trees.is_used[:, UNUSED] = True
+        return trees
+
+    def rows(self, slots: Tensor) -> "Trees":  # [B]
+        """A copy of the trees of these slots."""
+        return Trees(*(each[slots] for each in _tensors(self)))
+
+    def put(self, slots: Tensor, trees: "Trees") -> None:
+        """Store the trees of these slots."""
+        for mine, new in zip(_tensors(self), _tensors(trees), strict=True):
+            mine[slots] = new
+
+
+@dataclass(frozen=True)
+class Picked:
+    """R nodes of each row that are expanded next."""
+
+    index: Tensor  # [B, R] int64: the nodes
+    is_real: Tensor  # [B, R] bool; the rest is padding
+    place: Tensor  # [B, R] int64: where they go; UNUSED for padding
+    token: Tensor  # [B, R] int64
+    position: Tensor  # [B, R] int64
+    depth: Tensor  # [B, R] int64
+    path: Tensor  # [B, R, D] int64
+    score: Tensor  # [B, R] float32
+
+
+def start(trees: Trees, text: Tensor) -> None:  # [B] int64: tokens of the text, the root included
+    """Drop everything; the root gets place 0."""
+    trees.score.fill_(NEVER)
+    trees.is_used.zero_()
+    for place in (0, UNUSED):
+        trees.is_used[:, place] = True
+    trees.root.zero_()
+    trees.node[:, 0] = ROOT
+    trees.position[:, 0] = text - 1
+    trees.depth[:, 0] = 0
+    trees.path[:, 0] = -1
+
+
+def set_children(trees: Trees, place: Tensor, score: Tensor, ranked: tuple[Tensor, Tensor, Tensor]) -> None:
+    """The children of places [B, R] with these scores of their own [B, R]: tokens, log-chances and bins [B, R, W]."""
+    token, chance, bins = ranked
+    row = torch.arange(len(place), device=place.device)[:, None]
+    trees.token[row, place] = token
+    trees.score[row, place] = score[..., None] + chance.clamp(max=SURE)
+    trees.bin[row, place] = bins
+    trees.place[row, place] = -1
+
+
+def pick(trees: Trees, n: int, depth: int, is_chain: bool) -> Picked:
+    """The n likeliest nodes that are not expanded, up to this depth; of a chain, first children only.
+
+    >>> trees = Trees.empty(1, 2, 3, torch.device("cpu"))
+    >>> start(trees, torch.tensor([5]))
+    >>> first = torch.tensor([[[7, 8]]]), torch.tensor([[[-0.1, -2.0]]]), torch.zeros(1, 1, 2, dtype=torch.int64)
+    >>> set_children(trees, torch.tensor([[0]]), torch.zeros(1, 1), first)
+    >>> picked = pick(trees, 2, 3, is_chain=False)
+    >>> picked.token, picked.place, picked.position
+    (tensor([[7, 8]]), tensor([[1, 2]]), tensor([[5, 5]]))
+    """
+    width = trees.token.shape[2]
+    is_open = (trees.place < 0) & (trees.depth < depth)[..., None]
+    if is_chain:
+        is_open = is_open & (torch.arange(width, device=is_open.device) == 0)
+    score, index = trees.score.masked_fill(~is_open, NEVER).flatten(1).topk(n)
+    free = trees.is_used.long().argsort(dim=1, stable=True)[:, :n]
+    is_real = (score > NEVER) & ~trees.is_used.gather(1, free)
+    place = torch.where(is_real, free, UNUSED)
+    above = index // width
+    above_depth = trees.depth.gather(1, above)
+    above_path = trees.path.gather(1, above[..., None].expand(-1, -1, trees.path.shape[2]))
+    path = above_path.scatter(2, above_depth.clamp(max=trees.path.shape[2] - 1)[..., None], place[..., None])
+    return Picked(
+        index=index,
+        is_real=is_real,
+        place=place,
+        token=torch.where(is_real, trees.token.flatten(1).gather(1, index), 0),
+        position=trees.position.gather(1, above) + 1,
+        depth=above_depth + 1,
+        path=path,
+        score=score.masked_fill(~is_real, NEVER),
+    )
+
+
+def expand(trees: Trees, picked: Picked, ranked: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Put the picked nodes at their places, with these children: tokens, log-chances and bins [B, R, W]."""
+    set_children(trees, picked.place, picked.score, ranked)
+    row = torch.arange(len(picked.place), device=picked.place.device)[:, None]
+    trees.node[row, picked.place] = picked.index
+    trees.position[row, picked.place] = picked.position
+    trees.depth[row, picked.place] = picked.depth
+    trees.path[row, picked.place] = picked.path
+    trees.is_used[row, picked.place] = True
+    places = trees.place.flatten(1)
+    old = places.gather(1, picked.index)
+    trees.place = places.scatter(1, picked.index, torch.where(picked.is_real, picked.place, old)).view_as(trees.place)
+
+
+def best(trees: Trees, n: int, depth: int, is_chain: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The n likeliest nodes up to this depth, likeliest first: node, token and parent [B, n], and score [B, n].
+
+    A parent is an index into the n nodes, -1 the root. The score of a missing node is -inf.
+    """
+    width = trees.token.shape[2]
+    is_seen = (trees.depth < depth)[..., None]
+    if is_chain:
+        is_seen = is_seen & (torch.arange(width, device=is_seen.device) == 0)
+    scores = trees.score.masked_fill(~is_seen, NEVER).flatten(1)
+    score, index = scores.topk(n)
+    order = torch.full_like(scores, -1, dtype=torch.int64)
+    order = order.scatter(1, index, torch.arange(n, device=index.device).expand_as(index))
+    above = trees.node.gather(1, index // width)
+    parent = torch.where(above < 0, -1, order.gather(1, above.clamp(min=0)))
+    return index, trees.token.flatten(1).gather(1, index), parent, score
+
+
+@dataclass(frozen=True)
+class Landing:
+    """Where the outcome of a verification leads in the trees."""
+
+    is_tree: Tensor  # [B] bool: the row's tree was verified
+    is_hit: Tensor  # [B] bool: the new root is an expanded node
+    root: Tensor  # [B] int64: its place
+    last: Tensor  # [B] int64: the last place of the tree that is text now; its path lies in scratch memory
+    chosen: Tensor  # [B, D+1] int64: rank of the child that became text, at the root and at each place on the path; -1
+
+
+def land(trees: Trees, node: Tensor, bonus: Tensor) -> Landing:  # [B] each
+    """Find the outcome: the last accepted node (or ROOT, or NO_TREE), and the target's token after it."""
+    width = trees.token.shape[2]
+    is_tree = node > NO_TREE
+    holder = torch.where(node < 0, trees.root, node.clamp(min=0) // width)  # the place that lists the node
+    own = torch.where(node < 0, trees.root, trees.place.flatten(1).gather(1, node.clamp(min=0)[:, None])[:, 0])
+    last = torch.where(own < 0, holder, own)
+    row = torch.arange(len(node), device=node.device)
+    is_next = (trees.token[row, last] == bonus[:, None]) & (trees.score[row, last] > NEVER) & (own >= 0)[:, None]
+    rank = torch.where(is_next.any(1), is_next.long().argmax(1), -1)
+    root = torch.where(rank >= 0, trees.place[row, last].gather(1, rank.clamp(min=0)[:, None])[:, 0], -1)
+    is_hit = is_tree & (root >= 0)
+    path, n = trees.path[row, last], trees.depth[row, last]  # [B, D]
+    ranks = torch.where(path >= 0, trees.node.gather(1, path.clamp(min=0)) % width, -1)
+    ranks = torch.nn.functional.pad(ranks, (0, 1), value=-1)
+    final = torch.where(own < 0, node % width, rank)
+    ranks = ranks.scatter(1, n.clamp(max=ranks.shape[1] - 1)[:, None], final[:, None])
+    return Landing(is_tree, is_hit, torch.where(is_hit, root, 0), last, ranks)
+
+
+def reroot(trees: Trees, landing: Landing) -> None:
+    """Keep what is below the new root; rows without a hit lose everything."""
+    row = torch.arange(len(landing.root), device=landing.root.device)
+    root, n = landing.root, trees.depth[row, landing.root]  # levels that are text now
+    at = (n - 1).clamp(min=0)[:, None, None].expand(-1, trees.path.shape[1], 1)
+    is_below = (trees.path.gather(2, at)[..., 0] == root[:, None]) & landing.is_hit[:, None]
+    is_below &= trees.is_used
+    own = trees.score.flatten(1).gather(1, trees.node[row, root].clamp(min=0)[:, None])
+    trees.score = (trees.score - own[..., None]).masked_fill(~is_below[..., None], NEVER)
+    moved = torch.arange(trees.path.shape[2], device=root.device) + n[:, None]
+    is_left = moved < trees.path.shape[2]
+    moved = moved.clamp(max=trees.path.shape[2] - 1)[:, None].expand_as(trees.path)
+    trees.path = trees.path.gather(2, moved).masked_fill(~is_left[:, None], -1)
+    trees.depth = trees.depth - n[:, None]
+    trees.is_used = is_below
+    trees.is_used[:, UNUSED] = True
+    trees.root = root
+    trees.node = trees.node.scatter(1, root[:, None], ROOT)
+
+
+def _tensors(trees: Trees) -> list[Tensor]:
+    return [getattr(trees, field.name) for field in fields(trees)]
