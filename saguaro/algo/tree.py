@@ -56,6 +56,17 @@ def paths_of(parent: Tensor, most: int) -> tuple[Tensor, Tensor]:  # [B, N] int6
     return found.masked_fill(found == n, -1), depth
 
 
+def is_deeper(parent: Tensor, length: Tensor, most: int) -> bool:  # [B, N] int64, [B] int64: how many nodes are real
+    """Whether a tree has a node deeper than `most`.
+
+    >>> [is_deeper(torch.tensor([[-1, 0, 0, 1]]), torch.tensor([length]), 2) for length in (3, 4)]
+    [False, True]
+    """
+    depth = paths_of(parent, most)[1]
+    is_real = torch.arange(parent.shape[1], device=parent.device) < length[:, None]
+    return bool((is_real & (depth == 0)).any())
+
+
 def accept(
     targets: Tensor,  # [B, N+1] int64: the target's token after the root, then after each node
     tokens: Tensor,  # [B, N] int64
