@@ -27,7 +27,6 @@ from tests.kernels.test_attention import (
     _starts,
 )
 
-WILD = 2**30  # a place that does not exist
 SHAPES = [
     Shape(2, 1, 16, 4, FP32),
     Shape(1, 3, 16, 1, FP32),
@@ -74,7 +73,8 @@ class Step:
     def _nodes(self) -> Nodes:
         seen = [(at, places) for at, row in enumerate(self.rows) for places in row.seen()]
         depth = max(1, *(len(places) - self.rows[at].n_text for at, places in seen))
-        paths = torch.full((len(seen), depth), WILD, dtype=torch.int32)
+        unused = int(self.texts.memory[:, 0, 0].isnan().nonzero()[0])  # NaN
+        paths = torch.full((len(seen), depth), unused, dtype=torch.int32)
         for token, (at, places) in enumerate(seen):
             n_text, pages = self.rows[at].n_text, self.texts.pages[at].tolist()
             own = kv_indices(pages, self.lengths[at], self.shape.page_size)[places[n_text:]]

@@ -191,8 +191,16 @@ def new_rig(
     eager = EagerVerifier(runner, rule, n_known=N_KNOWN, page_size=page_size)
     verifier: Verifier = eager
     if captured and kernels:
-        sizes = {"max_rows": max_rows, "lookahead": captured[0], "nodes": captured[1], "longest": SPEC.max_length}
-        verifier = GraphVerifier(eager, runner, kernels, n_known=N_KNOWN, **sizes)
+        verifier = GraphVerifier(
+            eager,
+            runner,
+            kernels,
+            n_known=N_KNOWN,
+            max_rows=max_rows,
+            lookahead=captured[0],
+            nodes=captured[1],
+            longest=SPEC.max_length,
+        )
     return Rig(scheduler, Round(scheduler, verifier, link or NullLink()))
 
 

@@ -183,8 +183,8 @@ def test_captured_steps_decide_simple_requests(
 ) -> None:
     """Also if trees are deeper than the verifier looks."""
     link = proposing(Trees(simple_texts, grow, has_chains=True), lookahead)
-    sizes = {"lookahead": lookahead, "page_size": page_size, "n_pages": 1200 // page_size}
-    rig = new_rig(model, link, captured=(depth, nodes), **sizes)
+    n_pages = 1200 // page_size
+    rig = new_rig(model, link, lookahead=lookahead, page_size=page_size, n_pages=n_pages, captured=(depth, nodes))
     spy = Spy(rig, monkeypatch)
     assert rig.run(new_requests(SIMPLE)) == simple_truth
     assert spy.n_eager == 0
