@@ -1,20 +1,20 @@
-"""Token trees: what a speculation of more than one path looks like, and which of its nodes stand.
+"""Token trees: what a speculation of more than one path looks like, and which of its nodes are accepted.
 
-A row's tree has up to 64 nodes below its root, the last token of the text. A parent has a smaller number than its
-children; -1 is the root. No two children of one node have the same token. A chain is the tree in which every node's
-parent is the node before.
+The root is the last token of the text. A parent has a smaller number than its children; -1 is the root. No two children
+of one node have the same token. A chain is the tree in which every node's parent is the node before.
 
-    root ── 0 ── 1          parent     -1  0  0  1
-             └── 2          token       a  b  c  d
-    1 ── 3                  ancestors  0001  0011  0101  1011   one bit for each node on the path, the node included
+    root ── 0 ── 1 ── 3     parent   -1    0    0    1
+            └─── 2          token     a    b    c    d
+                            path      0   0 1  0 2  0 1 3
+
+The functions of tensors are a fixed number of operations for a given depth, without a synchronisation: a step that
+calls them can be captured.
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-MAX_NODES = 64  # of a row: the bits of an int64
 
 
 def paths(parents: Sequence[int]) -> list[list[int]]:  # [N][depth]
@@ -29,19 +29,42 @@ def paths(parents: Sequence[int]) -> list[list[int]]:  # [N][depth]
     return found
 
 
-def ancestors(parent: Tensor) -> Tensor:  # [B, N] int64 -> [B, N] int64
-    """The nodes on the path to each node, itself included, as bits.
+def paths_of(parent: Tensor, most: int) -> tuple[Tensor, Tensor]:  # [B, N] int64 -> [B, N, most], [B, N] int64
+    """The nodes on the path to each node, itself last, then -1; and its depth, the number of nodes on the path.
 
-    >>> [f"{bits:04b}" for bits in ancestors(torch.tensor([[-1, 0, 0, 1]]))[0].tolist()]
-    ['0001', '0011', '0101', '1011']
+    A node deeper than `most` has no path: its depth is 0.
+
+    >>> paths_of(torch.tensor([[-1, 0, 0, 1]]), 2)
+    (tensor([[[ 0, -1],
+             [ 0,  1],
+             [ 0,  2],
+             [-1, -1]]]), tensor([[1, 2, 2, 0]]))
     """
     b, n = parent.shape
-    assert n <= MAX_NODES, f"{n} nodes, of at most {MAX_NODES}"
-    bits = torch.zeros(b, n + 1, dtype=torch.int64, device=parent.device)  # the last column is the root's: no bit
-    for node in range(n):
-        at = parent[:, node].masked_fill(parent[:, node] < 0, n)
-        bits[:, node] = bits.gather(1, at[:, None])[:, 0] | (1 << node if node < 63 else -(2**63))
-    return bits[:, :n]
+    # While climbing, the root is number n, and its own parent.
+    above = torch.cat((parent.masked_fill(parent < 0, n), parent.new_full((b, 1), n)), 1)  # [B, N+1]
+    climbed = [torch.arange(n, device=parent.device).expand(b, n)]
+    for _ in range(most):
+        climbed.append(above.gather(1, climbed[-1]))
+    is_too_deep = climbed.pop() < n
+    up = torch.stack([*climbed, torch.full_like(above[:, :n], n)], 2)  # [B, N, most + 1]: a node, its parent, ..., root
+    depth = (up < n).sum(2).masked_fill(is_too_deep, 0)
+    order = (
+        depth[..., None] - 1 - torch.arange(most, device=parent.device)
+    )  # from the root down; below 0: after the node
+    found = up.gather(2, order.clamp(min=-1) % (most + 1))
+    return found.masked_fill(found == n, -1), depth
+
+
+def is_deeper(parent: Tensor, length: Tensor, most: int) -> bool:  # [B, N] int64, [B] int64: how many nodes are real
+    """Whether a tree has a node deeper than `most`.
+
+    >>> [is_deeper(torch.tensor([[-1, 0, 0, 1]]), torch.tensor([length]), 2) for length in (3, 4)]
+    [False, True]
+    """
+    depth = paths_of(parent, most)[1]
+    is_real = torch.arange(parent.shape[1], device=parent.device) < length[:, None]
+    return bool((is_real & (depth == 0)).any())
 
 
 def accept(
@@ -58,20 +81,31 @@ def accept(
     >>> accept(targets, torch.tensor([[5, 6, 7, 1]]), torch.tensor([[-1, 0, 0, 1]]), torch.tensor([4]))
     (tensor([2]), tensor([[ 0,  2, -1, -1]]), tensor([9]))
     """
-    n = tokens.shape[1]
-    real = torch.arange(n, device=tokens.device) < length[:, None]
-    agrees = real & (tokens == targets.gather(1, parent + 1))
-    wrong = _bits(~agrees)  # [B]
-    stands = (ancestors(parent) & wrong[:, None]) == 0
-    n_accepted = stands.sum(1)
-    order = torch.where(stands, torch.arange(n, device=tokens.device), n).sort(1).values
-    path = order.masked_fill(order == n, -1)
-    last = torch.where(stands, torch.arange(1, n + 1, device=tokens.device), 0).amax(1) if n else n_accepted
-    return n_accepted, path, targets.gather(1, last[:, None])[:, 0]
+    return accept_along(targets, tokens, parent, length, *paths_of(parent, parent.shape[1]))
 
 
-def _bits(flags: Tensor) -> Tensor:  # [B, N] bool -> [B] int64
-    """Each row's flags as bits, the first the lowest."""
-    weights = torch.ones(flags.shape[1], dtype=torch.int64, device=flags.device)
-    weights = weights << torch.arange(flags.shape[1], device=flags.device)
-    return (flags * weights).sum(1)
+def accept_along(
+    targets: Tensor,  # [B, N+1] int64
+    tokens: Tensor,  # [B, N] int64
+    parent: Tensor,  # [B, N] int64
+    length: Tensor,  # [B] int64
+    paths: Tensor,  # [B, N, D] int64: of paths_of
+    depth: Tensor,  # [B, N] int64: of paths_of
+) -> tuple[Tensor, Tensor, Tensor]:  # n_accepted [B], path [B, D], bonus [B]
+    """See `accept`, for paths that are known; a node without a path is not accepted.
+
+    >>> tree = torch.tensor([[-1, 0, 0, 1]])
+    >>> given = (torch.tensor([[5, 6, 0, 1, 0]]), torch.tensor([[5, 6, 7, 1]]), tree, torch.tensor([4]))
+    >>> accept_along(*given, *paths_of(tree, 2))
+    (tensor([2]), tensor([[0, 1]]), tensor([0]))
+    """
+    b, n, most = paths.shape
+    if n == 0:
+        return length.new_zeros(b), paths.new_full((b, most), -1), targets[:, 0]
+    is_real = torch.arange(n, device=tokens.device) < length[:, None]
+    agrees = is_real & (tokens == targets.gather(1, parent + 1))
+    agree = agrees.gather(1, paths.clamp(min=0).flatten(1)).view_as(paths) | (paths < 0)
+    n_accepted, last = torch.where(agree.all(2), depth, 0).max(1)  # the deepest node whose whole path agrees
+    path = paths.gather(1, last[:, None, None].expand(b, 1, most))[:, 0].masked_fill(n_accepted[:, None] == 0, -1)
+    after = torch.where(n_accepted > 0, last + 1, 0)
+    return n_accepted, path, targets.gather(1, after[:, None])[:, 0]

@@ -12,8 +12,16 @@ other rows, the bounds of the grid and the pages that hold the text do not chang
 
 * every split has its own online softmax. Splits are merged in order with the same products and fused sums, either by
   the one program that computes them all, or by the last of several programs that share a tile's splits;
-* merging a split of which a query sees no key changes no bit of its result;
+* merging a split of which a query sees no key changes no bit of its result, nor does a block of such keys;
 * a masked key has weight exactly 0, and keys and values outside the text are never loaded.
+
+A query that is a node of a tree sees the text, then the nodes on its own path, each at its absolute position: its
+result is that of the same token in a chain. Blocks that end before the nodes are shared by a tile's queries. A later
+block is computed once for each query of the tile, with that query's keys; the others see none of them.
+
+      positions   0 ------------------ edge ------ text ------ seen
+      keys        |------------ on pages ------------|-- path --|
+      blocks      |------|------|------|---- for each query ----|
 """
 
 # Triton kernels have their own annotations, not types.
@@ -41,6 +49,8 @@ N_STAGES = 2 if torch.version.hip else 3
 MOST_IN_BLOCK = (64 if torch.version.hip else 128) * 128  # keys of a block times head size
 LEAST_D = 16  # smallest dimension of tl.dot
 LOG2_E = 1.4426950408889634
+
+Nodes = tuple[Tensor, Tensor, Tensor]  # texts [R], seen [T], paths [T, D], all int32: see attention.step.Nodes
 
 
 class Tile(NamedTuple):
@@ -91,12 +101,13 @@ def attend(
     n_queries: int,
     longest: int,
     *,
+    nodes: Nodes | None = None,  # None: every row is a chain
     split: int = SPLIT,
     arrived: Tensor | None = None,  # [N_COUNTERS] int32, see `counters`; None: allocated for this call
     _tile: Tile | None = None,
     _n_programs: int = N_PROGRAMS,
 ) -> Tensor:  # [T, H * d]
-    """Causal attention of every query to its text.
+    """Causal attention of every query to its text, or of a node of a tree to its text and path.
 
     n_queries and longest are upper bounds of a row's queries and of `lengths`: they set the grid size and do not affect
     the output. A query that sees no key gets zeros; outputs of queries outside all rows are uninitialised.
@@ -107,16 +118,19 @@ def attend(
     assert q.stride(2) == pages.stride(1) == 1
     assert all(x.is_contiguous() for x in (memory, starts, lengths))
     assert split % tile.block_n == 0
+    texts, seen, paths = nodes or (lengths, lengths, lengths)
+    assert all(x.is_contiguous() for x in (texts, seen, paths))
     n_splits = max(1, ceil_div(longest, split))
     n_blocks = ceil_div(n_queries, tile.block_m // (n_heads // n_kv))
     n_shares = 1 if n_queries > WHOLE_ABOVE else shares(n_blocks * n_rows * n_kv, n_splits, _n_programs)
     out = q.new_empty(n_tokens, n_heads * d)
     room = workspace(q, n_splits, arrived, n_blocks * n_rows * n_kv) if n_shares > 1 else (out, out, out, out)
     _attend_kernel[(n_blocks, n_rows * n_kv, n_shares)](
-        q, memory, pages, starts, lengths, out, *room,
-        q.stride(0), q.stride(1), pages.stride(0), n_splits, softmax_scale(d),
+        q, memory, pages, starts, lengths, texts, seen, paths, out, *room,
+        q.stride(0), q.stride(1), pages.stride(0), paths.stride(0), n_splits, softmax_scale(d),
         H=n_heads, H_KV=n_kv, D=d, D_PAD=padded(d), PAGE_SIZE=page_size, SPLIT=split, IS_WHOLE=n_shares == 1,
-        DOT=dot_dtype(q), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, ROWS=MERGED_ROWS, UNROLL=UNROLL,
+        IS_TREE=nodes is not None, DOT=dot_dtype(q), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, ROWS=MERGED_ROWS,
+        UNROLL=UNROLL,
         num_warps=tile.n_warps, num_stages=stages(tile, n_shares == 1, q.dtype), **early(q.device),
     )  # fmt: skip
     return out
@@ -132,20 +146,34 @@ def attend_plain(
     n_queries: int,
     longest: int,
     *,
+    nodes: Nodes | None = None,
     split: int = SPLIT,
     arrived: Tensor | None = None,
 ) -> Tensor:  # [T, H * d]
-    """The twin of `attend`, row by row; queries outside all rows get zeros."""
+    """The twin of `attend`, row by row, of trees query by query; queries outside all rows get zeros."""
     n_tokens, n_heads, d = q.shape
     out = q.new_zeros(n_tokens, n_heads * d)
     bounds = starts.tolist()
     for row, length in enumerate(lengths.tolist()):
         start, stop = bounds[row], bounds[row + 1]
+        if nodes is not None:
+            for token in range(start, stop):
+                kv = seen_by(token, row, memory, pages[row], page_size, nodes)
+                out[token] = weigh(q[token : token + 1], kv, torch.ones(1, len(kv), dtype=torch.bool, device=q.device))
+            continue
         positions = torch.arange(length, device=q.device)
         last = torch.arange(length - (stop - start), length, device=q.device)  # position of each query
         kv = text_of(memory, pages[row], length, page_size)
         out[start:stop] = weigh(q[start:stop], kv, positions[None] <= last[:, None])
     return out
+
+
+def seen_by(token: int, row: int, memory: Tensor, pages: Tensor, page_size: int, nodes: Nodes) -> Tensor:
+    """Keys and values [seen, 2 * H_kv, d] that a token of this row sees: of its text, then of its path."""
+    texts, seen, paths = nodes
+    n_text, n_seen = int(texts[row]), int(seen[token])
+    path = paths[token, : max(0, n_seen - n_text)].long()
+    return torch.cat((text_of(memory, pages, min(n_text, n_seen), page_size), memory[path]))
 
 
 def text_of(memory: Tensor, pages: Tensor, length: int, page_size: int) -> Tensor:  # [length, 2 * H_kv, d]
@@ -229,13 +257,13 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-@triton.jit(do_not_specialize=["n_pages", "n_splits"])
+@triton.jit(do_not_specialize=["n_pages", "n_path", "n_splits"])
 def _attend_kernel(
-    q, memory, pages, starts, lengths, out, tops, sums, sides, arrived,
-    stride_token, stride_head, n_pages, n_splits, scale,
+    q, memory, pages, starts, lengths, texts, seen, paths, out, tops, sums, sides, arrived,
+    stride_token, stride_head, n_pages, n_path, n_splits, scale,
     H: tl.constexpr, H_KV: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    SPLIT: tl.constexpr, IS_WHOLE: tl.constexpr, DOT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    ROWS: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
+    SPLIT: tl.constexpr, IS_WHOLE: tl.constexpr, IS_TREE: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one row, for the query heads of one key head: all splits in order, or a share of them."""
     G: tl.constexpr = H // H_KV
@@ -244,40 +272,48 @@ def _attend_kernel(
     share, n_shares = tl.program_id(2), tl.num_programs(2)
     first = tl.program_id(0) * PER_TILE
     lanes = tl.arange(0, BLOCK_M)
-    text = pages + row.to(tl.int64) * n_pages
-    memory_of_head = memory + head * D
+    text, memory_of_head = pages + row.to(tl.int64) * n_pages, memory + head * D
     start, length = tl.load(starts + row), tl.load(lengths + row)
     n = tl.load(starts + row + 1) - start
-    n_keys = length - n + tl.minimum(n, first + PER_TILE)  # seen by the tile's last query: no later key is loaded
+    query, n_here = first + lanes // G, tl.minimum(n - first, PER_TILE)
+    n_lanes = n_here * G
+    if IS_TREE:
+        n_seen = tl.load(seen + start + query, mask=lanes < n_lanes, other=0)
+        n_keys, n_text = tl.max(n_seen, 0), tl.load(texts + row)
+        own = paths + (start + first).to(tl.int64) * n_path
+        tree = (n_text, seen + start + first, own, n_path, lanes // G, n_here)
+    else:
+        n_seen = tl.where(lanes < n_lanes, length - n + 1 + query, 0)
+        n_keys = length - n + tl.minimum(n, first + PER_TILE)  # seen by the tile's last query: no later key is loaded
+        n_text, tree = n_keys, None
     n_parts = tl.maximum(tl.cdiv(tl.maximum(n_keys, 0), SPLIT), 1)
     if not IS_WHOLE:  # keys from before this step can be loaded before the wait
         position = share * SPLIT + tl.arange(0, BLOCK_N)
-        kv_index = kv_index_of(text, position, n_keys, PAGE_SIZE)
-        is_new = (position >= length - n) & (position < n_keys)
+        n_paged = tl.minimum(n_keys, n_text)
+        kv_index = kv_index_of(text, position, n_paged, PAGE_SIZE)
+        is_new = (position >= length - n) & (position < n_paged)
         none = tl.zeros([BLOCK_N, D_PAD], memory.dtype.element_ty)
-        keys, values = load_keys(memory_of_head, kv_index, (position < n_keys) & ~is_new, none, none, H_KV, D)
+        keys, values = load_keys(memory_of_head, kv_index, (position < n_paged) & ~is_new, none, none, H_KV, D)
     follow(EARLY)
     if (first >= n) | (share >= n_parts):
         return
-    query = first + lanes // G
-    n_lanes = tl.minimum(n - first, PER_TILE) * G
-    n_seen = tl.where(lanes < n_lanes, length - n + 1 + query, 0)
     cell = cells(start + first, head, lanes, H, G)
     queries = load_queries(q, start + first, head, lanes, n_lanes, stride_token, stride_head, G, D, D_PAD).to(DOT)
     if IS_WHOLE:
         top, total, side = attend_text(
-            queries, n_seen, memory_of_head, text, n_keys, scale, H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N
+            queries, n_seen, memory_of_head, text, n_keys, scale, H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N, tree
         )
         store_result(out, cell, lanes < n_lanes, total, side, D)
     else:
         keys, values = load_keys(memory_of_head, kv_index, is_new, keys, values, H_KV, D)
         top, total, side = empty_softmax(BLOCK_M, D_PAD)
-        top, total, side = extend_softmax(
-            queries, keys, values, position[None] < n_seen[:, None], top, total, side, scale
-        )
+        top, total, side = extend_block(
+            queries, n_seen, memory_of_head, keys, values, position, share * SPLIT < n_shared(n_keys, BLOCK_N, tree),
+            top, total, side, scale, H_KV, D, tree,
+        )  # fmt: skip
         top, total, side = extend_split(
             queries, n_seen, memory_of_head, text, share * SPLIT + BLOCK_N, (share + 1) * SPLIT, n_keys,
-            top, total, side, scale, H_KV, D, PAGE_SIZE, BLOCK_N,
+            top, total, side, scale, H_KV, D, PAGE_SIZE, BLOCK_N, tree,
         )  # fmt: skip
         if n_parts == 1:
             store_result(out, cell, lanes < n_lanes, total, side, D)
@@ -286,7 +322,7 @@ def _attend_kernel(
             for split in range(share + n_shares, n_parts, n_shares):
                 top, total, side = attend_split(
                     queries, n_seen, memory_of_head, text, split * SPLIT, n_keys, scale,
-                    H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N,
+                    H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N, tree,
                 )  # fmt: skip
                 store_part(tops, sums, sides, cell * n_splits + split, lanes < n_lanes, top, total, side)
             counter = arrived + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
@@ -325,12 +361,13 @@ def is_inside(mask, dims, D: tl.constexpr, D_PAD: tl.constexpr):
 def attend_text(
     queries, n_seen, memory, pages, n_keys, scale,
     H_KV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr,
+    tree=None,
 ):  # fmt: skip
     """The softmax over all keys before n_keys: `attend_split` of all splits, merged in order."""
     top, total, side = empty_softmax(queries.shape[0], queries.shape[1])
     for base in range(0, n_keys, SPLIT):
         part_top, part_total, part = attend_split(
-            queries, n_seen, memory, pages, base, n_keys, scale, H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N
+            queries, n_seen, memory, pages, base, n_keys, scale, H_KV, D, PAGE_SIZE, SPLIT, BLOCK_N, tree
         )
         top, total, side = merge(top, total, side, part_top, part_total, part, scale)
     return top, total, side
@@ -340,30 +377,75 @@ def attend_text(
 def attend_split(
     queries, n_seen, memory, pages, base, n_keys, scale,
     H_KV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr,
+    tree=None,
 ):  # fmt: skip
     """The softmax over keys base .. base + SPLIT that are before n_keys: its largest score, sum and weighted values.
 
-    queries [BLOCK_M, D_PAD]; row i sees the keys before n_seen[i] <= n_keys.
+    queries [BLOCK_M, D_PAD]; row i sees the keys before n_seen[i] <= n_keys. tree: see `extend_block`.
     """
     top, total, side = empty_softmax(queries.shape[0], queries.shape[1])
     return extend_split(
-        queries, n_seen, memory, pages, base, base + SPLIT, n_keys, top, total, side, scale, H_KV, D, PAGE_SIZE, BLOCK_N
-    )
+        queries, n_seen, memory, pages, base, base + SPLIT, n_keys, top, total, side, scale,
+        H_KV, D, PAGE_SIZE, BLOCK_N, tree,
+    )  # fmt: skip
 
 
 @triton.jit
 def extend_split(
     queries, n_seen, memory, pages, base, end, n_keys, top, total, side, scale,
-    H_KV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    H_KV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, tree=None,
 ):  # fmt: skip
-    """Extend a softmax by the keys base .. end."""
+    """Extend a softmax by the keys base .. end. tree: see `extend_block`."""
     none = tl.zeros([BLOCK_N, queries.shape[1]], memory.dtype.element_ty)
-    for first in range(base, tl.minimum(end, n_keys), BLOCK_N):
+    edge = n_shared(n_keys, BLOCK_N, tree)
+    for first in range(base, tl.minimum(end, edge), BLOCK_N):
         position = first + tl.arange(0, BLOCK_N)
         kv_index = kv_index_of(pages, position, n_keys, PAGE_SIZE)
         keys, values = load_keys(memory, kv_index, position < n_keys, none, none, H_KV, D)
         is_seen = position[None] < n_seen[:, None]
         top, total, side = extend_softmax(queries, keys, values, is_seen, top, total, side, scale)
+    if tree is not None:
+        for first in range(tl.maximum(base, edge), tl.minimum(end, n_keys), BLOCK_N):
+            position = first + tl.arange(0, BLOCK_N)
+            kv_index = kv_index_of(pages, position, tree[0], PAGE_SIZE)
+            keys, values = load_keys(memory, kv_index, position < tree[0], none, none, H_KV, D)
+            top, total, side = extend_block(
+                queries, n_seen, memory, keys, values, position, False, top, total, side, scale, H_KV, D, tree
+            )
+    return top, total, side
+
+
+@triton.jit
+def n_shared(n_keys, BLOCK_N: tl.constexpr, tree):
+    """Keys in blocks that a tile's queries share: all of a chain; of a tree the blocks that end before its nodes."""
+    n = n_keys
+    if tree is not None:
+        n = tl.where(tree[0] < n_keys, tree[0] // BLOCK_N * BLOCK_N, n_keys)
+    return n
+
+
+@triton.jit
+def extend_block(
+    queries, n_seen, memory, keys, values, position, is_shared, top, total, side, scale,
+    H_KV: tl.constexpr, D: tl.constexpr, tree,
+):  # fmt: skip
+    """Extend a softmax by one block: of the given keys of the text, and unless it is shared, of each query's path.
+
+    tree: None, or a tuple of the keys before the nodes; each query's number of keys and path, and the paths' stride;
+    the query of each row of the tile, and the number of its queries.
+    """
+    if tree is None:
+        top, total, side = extend_softmax(
+            queries, keys, values, position[None] < n_seen[:, None], top, total, side, scale
+        )
+    else:
+        n_text, seen, paths, n_path, query_of_row, n_queries = tree
+        for query in tl.range(0, tl.where(is_shared, 1, n_queries), num_stages=1):  # memory for one block only
+            is_node = (position >= n_text) & (position < tl.load(seen + query))
+            kv_index = tl.load(paths + query * n_path + position - n_text, mask=is_node, other=0).to(tl.int64)
+            own_keys, own_values = load_keys(memory, kv_index, is_node, keys, values, H_KV, D)
+            is_seen = (position[None] < n_seen[:, None]) & (is_shared | (query_of_row == query))[:, None]
+            top, total, side = extend_softmax(queries, own_keys, own_values, is_seen, top, total, side, scale)
     return top, total, side
 
 

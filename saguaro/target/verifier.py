@@ -99,7 +99,7 @@ class EagerVerifier:
         """See Verifier."""
         sampling = batch.sampling
         drafted = [tokens[:n] for tokens, n in zip(spec.tokens.tolist(), spec.length.tolist(), strict=True)]
-        parents = _parents(spec)
+        parents = parents_of(spec)
         segments = [
             _segment(row, drafted[i], parents[i]) if i < len(sampling) else _segment(row, (), None)
             for i, row in enumerate(batch.rows)
@@ -107,7 +107,7 @@ class EagerVerifier:
         step = make_step(segments, self._page_size, self._runner.device)
         hidden = self._runner.hidden(step)
         pending = self.decide(batch, spec, drafted, self._runner.logits(hidden.index_select(0, step.logits_at)))
-        self._straighten(batch, pending)
+        self.straighten(batch, pending)
         if not any(row.request.n_unscored for row in batch.rows):
             return pending
         return replace(pending, scored=self._score(batch, step, hidden))
@@ -118,13 +118,14 @@ class EagerVerifier:
         sampling = batch.sampling
         wants_logprobs = any(row.request.params.logprobs is not None for row in sampling)
         raw = logits[:, : self._n_known].clone() if wants_logprobs else None
-        each = zip(sampling, drafted, _parents(spec), strict=True)
+        each = zip(sampling, drafted, parents_of(spec), strict=True)
         places = [place for row, tokens, parents in each for place in _contexts(row.request, tokens, parents)]
         none = torch.zeros(0, dtype=torch.int64)
         decision = self._rule(logits, places, spec) if places else (none, none, None)
         return EagerPending(batch, [row.request.slot for row in sampling], drafted, *decision, raw)
 
-    def _straighten(self, batch: Batch, pending: EagerPending) -> None:
+    @torch.inference_mode()
+    def straighten(self, batch: Batch, pending: EagerPending) -> None:
         """Move the keys and values of accepted nodes right behind the text, as if they had been a chain."""
         if pending.path is None:
             return
@@ -165,17 +166,17 @@ class EagerVerifier:
         return tuple(found)
 
 
-def _segment(row: BatchRow, drafted: Sequence[int], parents: Sequence[int] | None) -> Segment:
-    text = row.request.tokens[row.start : row.start + row.n_tokens]
-    n_wanted = len(drafted) + 1 if row.samples else 0
-    return Segment([*text, *drafted], row.start, row.request.table.pages, n_wanted, parents)
-
-
-def _parents(spec: Speculation) -> list[list[int] | None]:  # [B]
+def parents_of(spec: Speculation) -> list[list[int] | None]:  # [B]
     """The parents of each row's nodes; None for a chain."""
     if spec.parent is None:
         return [None] * len(spec.length)
     return [nodes[:n] for nodes, n in zip(spec.parent.tolist(), spec.length.tolist(), strict=True)]
+
+
+def _segment(row: BatchRow, drafted: Sequence[int], parents: Sequence[int] | None) -> Segment:
+    text = row.request.tokens[row.start : row.start + row.n_tokens]
+    n_wanted = len(drafted) + 1 if row.samples else 0
+    return Segment([*text, *drafted], row.start, row.request.table.pages, n_wanted, parents)
 
 
 def _contexts(request: Request, tokens: Sequence[int], parents: Sequence[int] | None) -> list[Context]:

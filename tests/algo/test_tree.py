@@ -1,6 +1,5 @@
 """Trees of tokens: which nodes stand, against a walk node by node."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +8,7 @@ from saguaro.algo import tree, verification
 
 QUICK = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 V = 3
+MOST_NODES = 70
 
 
 def chain(n_rows: int, n_nodes: int) -> torch.Tensor:  # [B, N] int64
@@ -17,7 +17,7 @@ def chain(n_rows: int, n_nodes: int) -> torch.Tensor:  # [B, N] int64
 
 
 @st.composite
-def trees(draw: st.DrawFn, most: int = tree.MAX_NODES) -> tuple[list[int], list[int], list[int], int]:
+def trees(draw: st.DrawFn, most: int = MOST_NODES) -> tuple[list[int], list[int], list[int], int]:
     """Parents, tokens, the target's tokens after the root and each node, and how many nodes are real."""
     parents: list[int] = []
     tokens: list[int] = []
@@ -72,11 +72,54 @@ def test_a_chain_is_verified_as_a_chain(rows: list[list[int]], data: st.DataObje
     assert all(nodes[:n].tolist() == list(range(n)) for nodes, n in zip(path, n_accepted.tolist(), strict=True))
 
 
-def test_sixty_four_nodes_have_a_bit_each() -> None:
-    bits = tree.ancestors(chain(1, 64))[0].tolist()
-    assert [one % 2**64 for one in bits] == [2 ** (node + 1) - 1 for node in range(64)]
-    with pytest.raises(AssertionError, match="65 nodes"):
-        tree.ancestors(chain(1, 65))
+@QUICK
+@given(st.lists(trees(), min_size=1, max_size=4), st.integers(1, MOST_NODES))
+def test_paths_are_those_of_a_walk_up(
+    given_trees: list[tuple[list[int], list[int], list[int], int]], most: int
+) -> None:
+    """Of several rows, padded; a node deeper than `most` has none."""
+    n = max(len(parents) for parents, *_ in given_trees)
+    parent = torch.tensor([[*parents, *[-1] * (n - len(parents))] for parents, *_ in given_trees], dtype=torch.int64)
+    paths, depth = tree.paths_of(parent, most)
+    assert paths.shape == (len(given_trees), n, most)
+    assert paths.dtype == depth.dtype == torch.int64
+    for row, parents in enumerate(parent.tolist()):
+        for node, path in enumerate(tree.paths(parents)):
+            kept = path if len(path) <= most else []
+            assert paths[row, node].tolist() == [*kept, *[-1] * (most - len(kept))]
+            assert depth[row, node] == len(kept)
+
+
+@QUICK
+@given(trees(), st.integers(1, 5))
+def test_the_path_of_a_walk_is_accepted_up_to_the_depth(
+    given_tree: tuple[list[int], list[int], list[int], int], most: int
+) -> None:
+    """Nodes that are too deep are as if they were not there."""
+    parents, tokens, targets, n_real = given_tree
+    whole, _ = walk(parents, tokens, targets, n_real)
+    path = whole[:most]
+    one, two, three = (torch.tensor([each], dtype=torch.int64) for each in (targets, tokens, parents))
+    found = tree.accept_along(one, two, three, torch.tensor([n_real]), *tree.paths_of(three, most))
+    bonus = targets[path[-1] + 1 if path else 0]
+    assert [each.tolist() for each in found] == [[len(path)], [[*path, *[-1] * (most - len(path))]], [bonus]]
+
+
+@QUICK
+@given(st.lists(trees(most=12), min_size=2, max_size=5))
+def test_rows_do_not_change_one_another(given_trees: list[tuple[list[int], list[int], list[int], int]]) -> None:
+    n = max(len(parents) for parents, *_ in given_trees)
+    rows = [
+        ([*targets, *[0] * (n - len(parents))], *([*each, *[0] * (n - len(each))] for each in (tokens, parents)))
+        for parents, tokens, targets, _ in given_trees
+    ]
+    targets, tokens, parent = (torch.tensor(each, dtype=torch.int64) for each in zip(*rows, strict=True))
+    parent = parent.minimum(torch.arange(-1, n - 1))  # padding, too, has its parent before it
+    n_accepted, path, bonus = tree.accept(targets, tokens, parent, torch.tensor([each[3] for each in given_trees]))
+    for row, (parents, mine, theirs, n_real) in enumerate(given_trees):
+        expected, last = walk(parents, mine, theirs, n_real)
+        assert path[row, : n_accepted[row]].tolist() == expected
+        assert int(bonus[row]) == last
 
 
 def test_a_broken_target_ends_the_path() -> None:

@@ -101,7 +101,7 @@ def launch_products(
 
 
 def launch_attention(n_rows: int, longest: int, n_branches: int, n_heads: int, n_kv: int, d: int) -> None:
-    """Of the last tokens of a text, and of branches; a branch is adopted."""
+    """Of the last tokens of a text, of the nodes of a tree, and of branches; a branch is adopted."""
     from saguaro.kernels.adopt import adopt
     from saguaro.kernels.attention import attend, counters
     from saguaro.kernels.branches import attend_branches
@@ -109,7 +109,11 @@ def launch_attention(n_rows: int, longest: int, n_branches: int, n_heads: int, n
     memory, own = empty(4096, 2 * n_kv, d), empty(n_branches, 8, 2 * n_kv, d)
     pages, arrived = empty(1, -(-longest // 16), dtype=torch.int32), counters(META)
     starts, lengths, forks = (empty(n, dtype=torch.int32) for n in (2, 1, n_branches))
-    attend(empty(n_rows, n_heads, d), memory, pages, starts, lengths, 16, n_rows, longest, arrived=arrived)
+    nodes = (lengths, empty(n_rows, dtype=torch.int32), empty(n_rows, 8, dtype=torch.int32))
+    for tree in (None, nodes):
+        attend(
+            empty(n_rows, n_heads, d), memory, pages, starts, lengths, 16, n_rows, longest, nodes=tree, arrived=arrived
+        )
     attend_branches(empty(n_branches, n_heads, d), memory, pages, forks, own, 2, 16, longest, arrived=arrived)
     slots = empty(1, 8, dtype=torch.int64)
     adopt(own[None], slots[:, 0], memory[None], slots)

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from saguaro.attention.native import cpu_attention
 from saguaro.config import SamplingParams
 from saguaro.draft.model import NoModel
 from saguaro.draft.ngram import Ngram
@@ -23,6 +22,7 @@ from saguaro.draft.policy.fallback import FixedFallback
 from saguaro.draft.policy.prepare import AlwaysPrepare
 from saguaro.draft.rows import Proposer
 from saguaro.draft.scripted import Script, Scripted
+from saguaro.kernels.bundle import plain_kernels
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.kv.pages import PagePool
 from saguaro.link.inline import Inline
@@ -30,12 +30,13 @@ from saguaro.link.null import NullLink
 from saguaro.model.spec import ModelSpec, Rope
 from saguaro.model.transformer import KVWrite, Transformer
 from saguaro.round import DraftSide, Round
-from saguaro.runner.runner import Runner
+from saguaro.runner.runner import make_runner
+from saguaro.target.graphed import GraphVerifier
 from saguaro.target.request import Request
 from saguaro.target.rules import SharedNoise
 from saguaro.target.sampler import Sampler
 from saguaro.target.scheduler import Commit, Scheduler
-from saguaro.target.verifier import EagerVerifier
+from saguaro.target.verifier import EagerVerifier, Verifier
 from saguaro.types import DraftLink, Joined, Outcome, Speculation
 
 CPU = torch.device("cpu")
@@ -171,6 +172,7 @@ def new_rig(
     max_rows: int = 16,
     max_tokens: int = 400,
     caching: bool = True,
+    captured: tuple[int, int] | None = None,  # depth and nodes of trees: as on a GPU, but that nothing is captured
 ) -> Rig:
     plan = KVPlan(n_pages, page_size, SPEC.kv_bytes_per_token(torch.float64), SPEC.max_length)
     cache = KVCache(plan, SPEC, CPU, torch.float64)
@@ -184,9 +186,21 @@ def new_rig(
         lookahead=lookahead,
     )
     rule = SharedNoise(Sampler(N_KNOWN))
-    verifier = EagerVerifier(
-        Runner(model, cache, cpu_attention(cache, model.spec)), rule, n_known=N_KNOWN, page_size=page_size
-    )
+    kernels = plain_kernels() if captured else None
+    runner = make_runner(model, cache, kernels, SPEC.max_length)
+    eager = EagerVerifier(runner, rule, n_known=N_KNOWN, page_size=page_size)
+    verifier: Verifier = eager
+    if captured and kernels:
+        verifier = GraphVerifier(
+            eager,
+            runner,
+            kernels,
+            n_known=N_KNOWN,
+            max_rows=max_rows,
+            lookahead=captured[0],
+            nodes=captured[1],
+            longest=SPEC.max_length,
+        )
     return Rig(scheduler, Round(scheduler, verifier, link or NullLink()))
 
 
