@@ -16,6 +16,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+MOST_TOKENS = 64  # of a batch, about: as many as a GPU verifies in little more than the time of one
+
+
+def nodes_at(n_rows: int, nodes: int, depth: int) -> int:
+    """Nodes verified per row in a batch of this size: fewer in a large batch, down to a chain of this depth.
+
+    >>> [nodes_at(n_rows, nodes=32, depth=8) for n_rows in (1, 2, 3, 4, 8, 64)]
+    [32, 32, 16, 16, 8, 8]
+    """
+    return max(depth, min(nodes, MOST_TOKENS >> max(0, n_rows - 1).bit_length()))
+
 
 def paths(parents: Sequence[int]) -> list[list[int]]:  # [N][depth]
     """The nodes on the path to each node of one tree, itself last.

@@ -11,13 +11,14 @@ the bookkeeping; the host sends one line of numbers per row and waits once. On a
 import math
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from saguaro.algo.planning import Planned
+from saguaro.algo.tree import nodes_at
 from saguaro.attention.paged import kv_indices_at
 from saguaro.attention.step import Nodes, Segment, Step
 from saguaro.device.graphs import Graphs, Mirror, Moment, SideStream, as_float, bucket
@@ -75,10 +76,13 @@ class Shape:
         """Whether only the best child of a node is speculated."""
         return self.width == 1 and self.nodes <= self.lookahead
 
-    def at(self, size: int) -> "Shape":
-        """The shape in a batch of this size: less per row, so that a step stays bound by reading weights."""
-        nodes = max(self.lookahead, min(self.nodes, MOST_EXPANDED // size))
-        return Shape(self.lookahead, nodes, max(1, min(self.width, MOST_EXPANDED // size)), self.n_children)
+    def at(self, n_rows: int, room: int) -> "Shape":
+        """The shape for so many rows, of which none has room for more nodes: less per row in a large batch, so that a
+        step stays bound by reading weights; a chain where there is no room for more."""
+        nodes = nodes_at(n_rows, self.nodes, self.lookahead)
+        if min(nodes, room) <= self.lookahead:
+            return replace(self, nodes=self.lookahead, width=1)
+        return replace(self, nodes=nodes, width=max(1, min(self.width, MOST_EXPANDED // max(1, n_rows))))
 
 
 class TreeDrafter(DraftTexts):
@@ -146,12 +150,13 @@ class TreeDrafter(DraftTexts):
         ready = [(row, n) for row, n in wanted if row.slot in self._landing and self.reserve(row)]
         if not ready:
             return list(wanted)
-        found = self._run("respond", [row for row, _ in ready], self._respond)
+        shape = self._shape.at(len(ready), max(n for _, n in ready))
+        found = self._run("respond", [row for row, _ in ready], self._respond, shape)
         missed = {row.slot for row, _ in wanted}
         for (row, n), (is_hit, *nodes) in zip(ready, found, strict=True):
             self.trunks[row.slot].n_computed = len(row.text) - (0 if is_hit else 2)
             if is_hit and nodes:
-                self._launch(row, n, nodes)
+                self._launch(row, n, nodes, shape)
                 missed.discard(row.slot)
         self._landing = {}
         return [(row, n) for row, n in wanted if row.slot in missed]
@@ -163,17 +168,17 @@ class TreeDrafter(DraftTexts):
         ready = self.ready(rows)
         tokens: dict[int, list[int]] = {}
         parents: dict[int, list[int]] = {}
+        shape = self._shape.at(len(ready), lookahead)
         if ready:
-            for row, (_, *found) in zip(ready, self._run("draft", ready, self._draft, budget), strict=True):
+            for row, (_, *found) in zip(ready, self._run("draft", ready, self._draft, shape, budget), strict=True):
                 self.trunks[row.slot].n_computed = len(row.text)
                 nodes = found[: 3 * lookahead]
                 self._landing.pop(row.slot, None)
                 self._in_flight[row.slot] = nodes[::3]
                 tokens[row.slot], parents[row.slot] = nodes[1::3], nodes[2::3]
-        is_chain = self._shape.is_chain
         return Proposal(
             [tokens.get(row.slot, []) for row in rows],
-            parents=() if is_chain else [parents.get(row.slot) for row in rows],
+            parents=() if shape.is_chain else [parents.get(row.slot) for row in rows],
         )
 
     @torch.inference_mode()
@@ -187,10 +192,11 @@ class TreeDrafter(DraftTexts):
         with self._stream():
             self._began.mark()
             size = self._write(rows)
+            shape = self._shape.at(size, self._shape.nodes)
             if self._is_captured:
-                self._graphs.run(("prepare", size), lambda: self._prepare(size, lambda: False))
+                self._graphs.run(("prepare", size), lambda: self._prepare(size, shape, lambda: False))
             else:
-                self._prepare(size, is_late)
+                self._prepare(size, shape, is_late)
             self._grown.mark()
         return Grown(self._began, self._grown)
 
@@ -204,16 +210,20 @@ class TreeDrafter(DraftTexts):
         with self._stream(), torch.inference_mode():
             self._host_lines[:size] = self._padding_line()
             self._lines.send(size)
-            for name, function in (("draft", self._draft), ("respond", self._respond))[: 2 if prepares else 1]:
-                self._graphs.run((name, size), partial(function, size, None))
+            shapes = {self._shape.at(size, room) for room in (self._shape.lookahead, self._shape.nodes)}
+            for shape in shapes:
+                for name, function in (("draft", self._draft), ("respond", self._respond))[: 2 if prepares else 1]:
+                    self._graphs.run((name, size, shape.is_chain), partial(function, size, shape, None))
             if prepares:
-                self._graphs.run(("prepare", size), lambda: self._prepare(size, lambda: False))
+                shape = self._shape.at(size, self._shape.nodes)
+                self._graphs.run(("prepare", size), lambda: self._prepare(size, shape, lambda: False))
 
     def _run(
         self,
         name: str,
         rows: Sequence[DraftRow],
-        function: Callable[[int, GrowthBudget | None], None],
+        function: Callable[[int, Shape, GrowthBudget | None], None],
+        shape: Shape,
         budget: GrowthBudget | None = None,
     ) -> list[list[int]]:
         """Run a function for these rows. Returns whether each was a hit, then node, token and parent by turns."""
@@ -222,9 +232,9 @@ class TreeDrafter(DraftTexts):
                 self._catch_up(rows)
             size = self._write(rows)
             if self._is_captured:
-                self._graphs.run((name, size), lambda: function(size, None))
+                self._graphs.run((name, size, shape.is_chain), lambda: function(size, shape, None))
             else:
-                function(size, budget)
+                function(size, shape, budget)
             self._found.fetch(len(rows))
             self._done.mark()
         self._done.wait()
@@ -232,11 +242,11 @@ class TreeDrafter(DraftTexts):
         least = math.log(max(budget.least, LEAST)) if budget is not None else NEVER
         return [[line[0], *_nodes_of(line[1:], least)] for line in found.tolist()]
 
-    def _launch(self, row: DraftRow, n: int, nodes: list[int]) -> None:
+    def _launch(self, row: DraftRow, n: int, nodes: list[int], shape: Shape) -> None:
         """Put a prepared tree in flight."""
         nodes = nodes[: 3 * n]
         self._in_flight[row.slot] = nodes[::3]
-        row.propose(nodes[1::3], CACHE, parents=None if self._shape.is_chain else nodes[2::3])
+        row.propose(nodes[1::3], CACHE, parents=None if shape.is_chain else nodes[2::3])
 
     def _catch_up(self, rows: Sequence[DraftRow]) -> None:
         """Compute each text up to its last two tokens."""
@@ -273,9 +283,9 @@ class TreeDrafter(DraftTexts):
 
     # What follows runs on the device, captured as a whole.
 
-    def _draft(self, size: int, budget: GrowthBudget | None) -> None:
+    def _draft(self, size: int, shape: Shape, budget: GrowthBudget | None) -> None:
         """Apply the outcome, start a tree after each text, grow it, and return its best nodes."""
-        lines, shape = self._lines.device[:size], self._shape.at(size)
+        lines = self._lines.device[:size]
         trees = self._trees.rows(lines[:, SLOT])
         self._land(lines, trees)
         start(trees, lines[:, TEXT])
@@ -288,17 +298,17 @@ class TreeDrafter(DraftTexts):
             self._grow(lines, trees, shape, shape.lookahead)
         self._return(lines, trees, shape, torch.zeros_like(lines[:, SLOT]))
 
-    def _respond(self, size: int, budget: GrowthBudget | None) -> None:
+    def _respond(self, size: int, shape: Shape, budget: GrowthBudget | None) -> None:
         """Apply the outcome: the tree below it stays. Return its best nodes."""
-        lines, shape = self._lines.device[:size], self._shape.at(size)
+        lines = self._lines.device[:size]
         trees = self._trees.rows(lines[:, SLOT])
         landing = self._land(lines, trees)
         reroot(trees, landing)
         self._return(lines, trees, shape, landing.is_hit.long())
 
-    def _prepare(self, size: int, is_late: Callable[[], bool]) -> None:
+    def _prepare(self, size: int, shape: Shape, is_late: Callable[[], bool]) -> None:
         """Grow, the likeliest nodes first."""
-        lines, shape = self._lines.device[:size], self._shape.at(size)
+        lines = self._lines.device[:size]
         trees = self._trees.rows(lines[:, SLOT])
         for _ in range(self._n_grown):
             self._grow(lines, trees, shape, shape.depth)

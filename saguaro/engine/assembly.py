@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from saguaro.algo.tree import nodes_at
 from saguaro.config import DraftConfig, EngineConfig, format_bytes
 from saguaro.device.affinity import Affinity, split_cores, usable_cores
 from saguaro.device.graphs import BUCKETS, bucket
 from saguaro.draft.load import load_draft
+from saguaro.draft.tree import PLACES
 from saguaro.engine.preparation import Preparation, choose_preparation
 from saguaro.errors import CapacityError, ConfigError
 from saguaro.kernels.best import ranker_for
@@ -103,11 +105,12 @@ class Assembly:
             max_rows=config.max_batch_rows,
             max_tokens=config.max_batch_tokens,
             lookahead=self.nodes if self.method.drafts else 0,
+            depth=config.lookahead if self.method.drafts else 0,
             patience=self._patience(),
         )
         try:
             with self._timed("memory"):
-                verifier, link = self._verifier(kv, scheduler.lookahead), self._link(kv, draft)
+                verifier, link = self._verifier(kv, scheduler), self._link(kv, draft)
             with self._timed("graphs"):
                 self._warm(verifier, link, progress)
         except torch.OutOfMemoryError as e:
@@ -163,17 +166,18 @@ class Assembly:
     def _workspace(self, draft: Transformer | None) -> int:
         """Upper estimate of the bytes that steps need in addition to weights, keys and values."""
         config, spec = self.config, self.target.model.spec
-        rows, width = bucket(config.max_batch_rows), self.nodes + 1
-        logits = 2 * 4 * rows * width * spec.n_vocab
+        rows, width = bucket(config.max_batch_rows), config.lookahead + 1
+        most = max(size * (nodes_at(size, self.nodes, config.lookahead) + 1) for size in BUCKETS if size <= rows)
+        logits = 2 * 4 * most * spec.n_vocab
         per_token = 4 * (2 * spec.intermediate + 4 * spec.hidden + 4 * spec.n_heads * spec.head_dim)
-        n_bytes = logits + (config.max_batch_tokens + rows * width) * per_token
+        n_bytes = logits + (config.max_batch_tokens + most) * per_token
         if draft is not None:
-            branches = rows * config.budget
-            own = width * draft.spec.kv_bytes_per_token(draft.dtype)
-            n_bytes += branches * (own + 2 * 4 * draft.spec.n_vocab)
+            n_own = (rows + 1) * (PLACES + 1) if self.width else rows * config.budget * width
+            n_bytes += n_own * draft.spec.kv_bytes_per_token(draft.dtype)
+            n_bytes += 2 * 4 * rows * config.budget * draft.spec.n_vocab
         return n_bytes + 2**30  # kept by CUDA, libraries and captured graphs
 
-    def _verifier(self, kv: KVPlan, lookahead: int) -> Verifier:
+    def _verifier(self, kv: KVPlan, scheduler: Scheduler) -> Verifier:
         model = self.target.model
         kernels = kernels_for(model.device)
         cache = KVCache(kv, model.spec, model.device, model.dtype)
@@ -188,7 +192,12 @@ class Assembly:
         )
         if kernels is None:
             return eager
-        sizes = {"max_rows": self.config.max_batch_rows, "lookahead": lookahead, "longest": kv.longest}
+        sizes = {
+            "max_rows": self.config.max_batch_rows,
+            "lookahead": scheduler.depth,
+            "nodes": scheduler.lookahead,
+            "longest": kv.longest,
+        }
         return GraphVerifier(eager, runner, kernels, n_known=self.n_known, is_shared=is_shared, **sizes)
 
     def _link(self, kv: KVPlan, draft: Transformer | None) -> DraftLink:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saguaro.algo.tree import accept_along, is_deeper
+from saguaro.algo.tree import accept_along, is_deeper, nodes_at
 from saguaro.algo.verification import accept
 from saguaro.attention.paged import Grown, from_left, left_padded, left_padded_trees
 from saguaro.attention.step import Step
@@ -69,7 +69,7 @@ class _Buffers:
 
     lines: Mirror  # [rows, TOKENS + N + 1] int64; of trees [rows, TOKENS + N + 1 + N]
     result: Mirror  # [rows, 2] int64; of trees [rows, 2 + D]
-    starts: Tensor  # [rows + 1] int32: row r begins at r * (N + 1)
+    starts: Tensor  # [rows + 1] int32: 0, 1, 2 ..
     steps: Tensor  # [N + 1] int64: 0..N
     logits: dict[int, Tensor] = field(default_factory=dict)  # by rows: [rows * (N + 1), V], valid until the next step
 
@@ -95,17 +95,16 @@ class GraphVerifier:
         self._eager, self._runner, self._kernels, self._is_shared = eager, runner, kernels, is_shared
         self._n_known, self._lookahead, self._longest = n_known, lookahead, longest
         self._n_nodes = max(lookahead, nodes or 0)
-        self._has_trees = self._n_nodes > lookahead
         cache = runner.cache
         self._page_size = cache.page_size
         self._graphs, self._began, self._done = Graphs(cache.device), Moment(cache.device), Moment(cache.device)
         device, size, width = cache.device, bucket(max_rows), self._n_nodes + 1
-        n_parents, n_path = (self._n_nodes, lookahead) if self._has_trees else (0, 0)
+        n_parents, n_path = (self._n_nodes, lookahead) if self._n_nodes > lookahead else (0, 0)
         self._tables = PageTables(max_rows, longest, cache.page_size, device)
         self._at = _Buffers(
             lines=Mirror((size, TOKENS + width + n_parents), torch.int64, device),
             result=Mirror((size, 2 + n_path), torch.int64, device),
-            starts=torch.arange(size + 1, dtype=torch.int32, device=device) * width,
+            starts=torch.arange(size + 1, dtype=torch.int32, device=device),
             steps=torch.arange(width, device=device),
         )
         self._lines = self._at.lines.host.numpy()
@@ -119,7 +118,8 @@ class GraphVerifier:
             return self._eager.launch(batch, spec)
         drafted = [tokens[:n] for tokens, n in zip(spec.tokens.tolist(), spec.length.tolist(), strict=True)]
         self._tables.write((request.slot, request.table.pages) for request in requests)
-        self._replay(list(starmap(partial(self._line, decides), zip(requests, drafted, parents_of(spec), strict=True))))
+        line = partial(self._line, self._nodes_at(len(requests)), decides)
+        self._replay(list(starmap(line, zip(requests, drafted, parents_of(spec), strict=True))))
         if not decides:
             pending = self._eager.decide(batch, spec, drafted, self._places(drafted))
             self._eager.straighten(batch, pending)
@@ -133,7 +133,11 @@ class GraphVerifier:
 
     def warm(self, size: int) -> None:
         """Capture the step for this batch size, with padding rows."""
-        self._replay([self._padding_line()] * size)
+        self._replay([self._padding_line(self._nodes_at(size))] * size)
+
+    def _nodes_at(self, n_rows: int) -> int:
+        """Nodes per row of the step for this batch size; chains only, if not more than the lookahead."""
+        return nodes_at(n_rows, self._n_nodes, self._lookahead)
 
     def _computes(self, batch: Batch, spec: Speculation, decides: bool) -> bool:
         """Whether the captured step is for this batch.
@@ -142,41 +146,47 @@ class GraphVerifier:
         """
         if not all(row.samples and row.n_tokens == 1 for row in batch.rows):
             return False
+        n = self._nodes_at(len(batch.rows))
+        if bool((spec.length > n).any()):
+            return False
         if spec.parent is None:
-            return not self._has_trees or decides or bool((spec.length <= self._lookahead).all())
-        return self._has_trees and (decides or not is_deeper(spec.parent, spec.length, self._lookahead))
+            return n <= self._lookahead or decides or bool((spec.length <= self._lookahead).all())
+        return n > self._lookahead and (decides or not is_deeper(spec.parent, spec.length, self._lookahead))
 
     def _replay(self, lines: list[list[int]]) -> None:
         size = bucket(len(lines))
-        lines += [self._padding_line()] * (size - len(lines))
-        self._lines[:size] = lines
+        lines += [self._padding_line(self._nodes_at(size))] * (size - len(lines))
+        self._lines[:size, : len(lines[0])] = lines
         self._began.mark()
         self._at.lines.send(size)
         self._graphs.run(size, partial(self._step, size))
 
-    def _line(self, decides: bool, request: Request, drafted: list[int], parents: list[int] | None) -> list[int]:
-        n_padding = self._n_nodes - len(drafted)
+    def _line(
+        self, n: int, decides: bool, request: Request, drafted: list[int], parents: list[int] | None
+    ) -> list[int]:
+        n_padding = n - len(drafted)
         temperature = float_bits(request.params.temperature)
         facts = [request.slot, len(request.tokens), len(drafted), request.seed, temperature, decides]
         line = [*facts, *[0] * n_padding, request.tokens[-1], *drafted]
-        if self._has_trees:
+        if n > self._lookahead:
             line += [*(range(-1, len(drafted) - 1) if parents is None else parents), *[-1] * n_padding]
         return line
 
-    def _padding_line(self) -> list[int]:
-        line = [self._tables.padding_slot, 0, -1, 0, 0, 0, *[0] * (self._n_nodes + 1)]
-        return [*line, *[-1] * self._n_nodes] if self._has_trees else line
+    def _padding_line(self, n: int) -> list[int]:
+        line = [self._tables.padding_slot, 0, -1, 0, 0, 0, *[0] * (n + 1)]
+        return [*line, *[-1] * n] if n > self._lookahead else line
 
     def _step(self, size: int) -> None:
         """Compute, choose and accept on the device; of trees, move what was accepted."""
-        lines, starts = self._at.lines.device[:size], self._at.starts[: size + 1]
+        most = self._nodes_at(size)
+        lines, starts = self._at.lines.device[:size], self._at.starts[: size + 1] * (most + 1)
         text, n, pages = lines[:, TEXT], lines[:, LENGTH], self._tables.device[lines[:, SLOT]]
-        tokens, parent = lines[:, TOKENS : TOKENS + self._n_nodes + 1], lines[:, TOKENS + self._n_nodes + 1 :]
+        tokens, parent = lines[:, TOKENS : TOKENS + most + 1], lines[:, TOKENS + most + 1 : TOKENS + 2 * most + 1]
         where = (text, n, pages, starts, self._page_size, self._longest)
-        if not self._has_trees:
+        if most <= self._lookahead:
             targets, drafted = self._targets(size, left_padded(tokens, *where))
             n_accepted, bonus = accept(targets, drafted, n.clamp(min=0))
-            self._at.result.device[:size] = torch.stack((n_accepted, bonus), 1)
+            self._at.result.device[:size, :2] = torch.stack((n_accepted, bonus), 1)
             return
         step, grown = left_padded_trees(tokens, parent, *where, self._lookahead)
         targets, drafted = self._targets(size, step)
@@ -186,7 +196,7 @@ class GraphVerifier:
 
     def _targets(self, size: int, step: Step) -> tuple[Tensor, Tensor]:  # [R, N+1], [R, N]
         """Run a step: the target's tokens after each row's text and nodes, and the nodes, from the left."""
-        steps, lines = self._at.steps, self._at.lines.device[:size]
+        steps, lines = self._at.steps[: step.n_queries], self._at.lines.device[:size]
         logits = self._runner.logits(self._runner.hidden(step))
         self._at.logits[size] = logits
         noise = noise_of(lines[:, TEMPERATURE], lines[:, SEED], len(steps))
@@ -196,7 +206,7 @@ class GraphVerifier:
 
     def _places(self, drafted: list[list[int]]) -> Tensor:  # [L, V]
         """The logits after the text and each speculated token of every row."""
-        width = self._n_nodes + 1
+        width = self._nodes_at(len(drafted)) + 1
         wanted = [at for row, tokens in enumerate(drafted) for at in range((row + 1) * width)[-1 - len(tokens) :]]
         logits = self._at.logits[bucket(len(drafted))]
         return logits.index_select(0, torch.tensor(wanted, device=logits.device))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from saguaro.algo.tree import nodes_at
 from saguaro.algo.verification import BROKEN
 from saguaro.errors import CapacityError, EmptyPrompt, PromptTooLong, SaguaroError
 from saguaro.kv.pages import PagePool, PageTable
@@ -85,12 +86,13 @@ class Scheduler:
         max_length: int,
         max_rows: int,
         max_tokens: int,
-        lookahead: int = 0,
+        lookahead: int = 0,  # most nodes speculated per row
+        depth: int | None = None,  # of trees; None: as deep as there are nodes
         patience: LatencyBudget = UNBOUND,
     ) -> None:
         self.pool = pool
         self.max_length, self.max_rows, self.max_tokens = max_length, max_rows, max_tokens
-        self.lookahead = lookahead
+        self.lookahead, self.depth = lookahead, lookahead if depth is None else depth
         self.patience, self.pace = patience, StepCost()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
@@ -296,13 +298,14 @@ class Scheduler:
 
     def _look_ahead(self, rows: "_Rows") -> None:
         """Give decoding rows room for a speculation, from the remaining tokens and pages."""
+        most = nodes_at(len(rows), self.lookahead, self.depth)
         for row in list(rows):
             request = row.request
             if request.n_pending != 1 or not request.speculates or request.is_slow:
                 continue
             # The bonus needs a position too.
             room = self._limit(request) - len(request.tokens) - 1
-            lookahead = max(0, min(self.lookahead, room, rows.n_left))
+            lookahead = max(0, min(most, room, rows.n_left))
             while lookahead and not self.pool.reserve(request.table, len(request.tokens) + lookahead):
                 lookahead -= 1
             if lookahead:
