@@ -4,8 +4,9 @@
     python -m bench.gpu --target 32b --draft 0.6b --cells ar sd:6 ssd:6:8 --batches 1 8 32 --temperatures 0 1
     python -m bench.gpu --target 32b --draft 0.6b --peers
 
-A cell is method[:lookahead[:budget]]. Every cell runs the same prompts. Prefill is excluded: only rounds in which every
-row decodes are counted, from the end of one round to the end of the next.
+A cell is method[:lookahead[:budget[:nodes[:width]]]]; without nodes it speculates chains. Every cell runs the same
+prompts. Prefill is excluded: only rounds in which every row decodes are counted, from the end of one round to the end
+of the next.
 
     verify    the target's time on the device; under ssd it shares the device with the draft
     draft     the draft's time on the device while the target verifies
@@ -37,6 +38,7 @@ from saguaro.config import EngineConfig, SamplingParams, format_bytes
 from saguaro.engine.engine import Engine
 from saguaro.llm import default_cache
 from saguaro.measure.metrics import Summary
+from saguaro.method import find_method
 from saguaro.model.default import fetch_default
 from saguaro.model.load import Loaded, load
 from saguaro.model.tokenizer import Tokenizer, load_tokenizer
@@ -117,7 +119,7 @@ class Report:
 
 
 COLUMNS = {
-    "cell": "<10", "batch": ">5", "T": ">3", "tok_s": ">8.1f", "per_round": ">9.2f", "acceptance": ">10.3f",
+    "cell": "<14", "batch": ">5", "T": ">3", "tok_s": ">8.1f", "per_round": ">9.2f", "acceptance": ">10.3f",
     "prepared": ">8.2f", "hit_rate": ">8.3f", "round_ms": ">8.2f", "verify": ">7.2f", "draft": ">7.2f",
     "exposed": ">7.2f", "host": ">6.2f",
 }  # fmt: skip
@@ -207,11 +209,15 @@ def measure(
 ) -> dict[str, Any]:
     """Serve the prompts, a batch at a time; return the breakdown of the time."""
     method, *sizes = cell.split(":")
-    lookahead, budget = (*map(int, sizes), *(4, 8)[len(sizes) :])
+    lookahead, budget = (*map(int, sizes[:2]), *(4, 8)[len(sizes) :])
+    nodes, width = (*map(int, sizes[2:]), *(lookahead, 1)[len(sizes[2:]) :])
+    is_tree = find_method(method).is_tree
     config = EngineConfig(
         method=method,
         draft=(pair.draft_name if pair.draft is None else "given") if method != "ar" else None,
         lookahead=lookahead,
+        nodes=nodes if is_tree else None,
+        width=width if is_tree else None,
         budget=budget,
         prepare=args.prepare,
         link="inline",
