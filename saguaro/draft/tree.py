@@ -107,7 +107,7 @@ def set_children(trees: Trees, place: Tensor, score: Tensor, ranked: tuple[Tenso
     trees.token[row, place] = token
     trees.score[row, place] = score[..., None] + chance.clamp(max=SURE)
     trees.bin[row, place] = bins
-    trees.place[row, place] = -1
+    trees.place[row, place] = torch.full_like(token, -1)
 
 
 def pick(trees: Trees, n: int, depth: int, is_chain: bool) -> Picked:
@@ -153,7 +153,7 @@ def expand(trees: Trees, picked: Picked, ranked: tuple[Tensor, Tensor, Tensor]) 
     trees.position[row, picked.place] = picked.position
     trees.depth[row, picked.place] = picked.depth
     trees.path[row, picked.place] = picked.path
-    trees.is_used[row, picked.place] = True
+    trees.is_used[row, picked.place] = torch.ones_like(picked.is_real)
     places = trees.place.flatten(1)
     old = places.gather(1, picked.index)
     trees.place = places.scatter(1, picked.index, torch.where(picked.is_real, picked.place, old)).view_as(trees.place)
