@@ -8,7 +8,8 @@ from saguaro.config import DraftConfig
 from saguaro.device.graphs import bucket
 from saguaro.draft.cache import SpeculationCache, TreeCache
 from saguaro.draft.graphed import GraphDrafter
-from saguaro.draft.grow import Shape, TreeDrafter
+from saguaro.draft.grow import TreeDrafter
+from saguaro.draft.growth import Shape
 from saguaro.draft.model import Drafter, ModelDrafter, NoModel
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.planner import make_planner

@@ -30,9 +30,14 @@ class Chances:
         self._counts = torch.stack([self._prior * 0, self._prior * 0])  # hits and trials
         self._rate = self._prior.clone()
 
+    @property
+    def table(self) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Rates, edges of log-odds, and each rank's first bin; bins of rows with noise, before those of greedy rows."""
+        return self._rate, self._edges, self._base, self._n_bins
+
     def __call__(self, scores: Tensor, is_greedy: Tensor) -> tuple[Tensor, Tensor]:  # [..., W] descending, [...]
         """The log-probability of each candidate, -inf where there is none, and its bin: [..., W] each."""
-        bins = torch.bucketize(scores.softmax(-1).logit(), self._edges, right=True) + self._base
+        bins = torch.bucketize(scores.softmax(-1).logit(LEAST), self._edges, right=True) + self._base
         bins = bins + is_greedy[..., None] * self._n_bins
         chance = self._rate[bins].clamp(LEAST, MOST).log()
         return chance.masked_fill(~scores.isfinite(), float("-inf")), bins

@@ -87,36 +87,24 @@ class Picked:
     score: Tensor  # [B, R] float32
 
 
-def start(trees: Trees, text: Tensor) -> None:  # [B] int64: tokens of the text, the root included
-    """Drop everything; the root gets place 0."""
+def start(trees: Trees, text: Tensor) -> Picked:  # [B] int64: tokens of the text, the root included
+    """Drop everything. Returns the root as the one node to expand; it gets place 0."""
     trees.score.fill_(NEVER)
     trees.is_used.zero_()
     for place in (0, UNUSED):
         trees.is_used[:, place] = True
     trees.root.zero_()
-    trees.node[:, 0] = ROOT
-    trees.position[:, 0] = text - 1
-    trees.depth[:, 0] = 0
-    trees.path[:, 0] = -1
-
-
-def set_children(trees: Trees, place: Tensor, score: Tensor, ranked: tuple[Tensor, Tensor, Tensor]) -> None:
-    """The children of places [B, R] with these scores of their own [B, R]: tokens, log-chances and bins [B, R, W]."""
-    token, chance, bins = ranked
-    row = torch.arange(len(place), device=place.device)[:, None]
-    trees.token[row, place] = token
-    trees.score[row, place] = score[..., None] + chance.clamp(max=SURE)
-    trees.bin[row, place] = bins
-    trees.place[row, place] = torch.full_like(token, -1)
+    zero = torch.zeros_like(text)[:, None]
+    path = torch.full((len(text), 1, trees.path.shape[2]), -1, dtype=torch.int64, device=text.device)
+    return Picked(zero + ROOT, zero == 0, zero, zero, text[:, None] - 1, zero, path, zero.float())
 
 
 def pick(trees: Trees, n: int, depth: int, is_chain: bool) -> Picked:
     """The n likeliest nodes that are not expanded, up to this depth; of a chain, first children only.
 
     >>> trees = Trees.empty(1, 2, 3, torch.device("cpu"))
-    >>> start(trees, torch.tensor([5]))
     >>> first = torch.tensor([[[7, 8]]]), torch.tensor([[[-0.1, -2.0]]]), torch.zeros(1, 1, 2, dtype=torch.int64)
-    >>> set_children(trees, torch.tensor([[0]]), torch.zeros(1, 1), first)
+    >>> expand(trees, start(trees, torch.tensor([5])), first)
     >>> picked = pick(trees, 2, 3, is_chain=False)
     >>> picked.token, picked.place, picked.position
     (tensor([[7, 8]]), tensor([[1, 2]]), tensor([[5, 5]]))
@@ -125,11 +113,11 @@ def pick(trees: Trees, n: int, depth: int, is_chain: bool) -> Picked:
     is_open = (trees.place < 0) & (trees.depth < depth)[..., None]
     if is_chain:
         is_open = is_open & (torch.arange(width, device=is_open.device) == 0)
-    score, index = trees.score.masked_fill(~is_open, NEVER).flatten(1).topk(n)
+    score, index = _first(trees.score.masked_fill(~is_open, NEVER), n)
     free = trees.is_used.long().argsort(dim=1, stable=True)[:, :n]
     is_real = (score > NEVER) & ~trees.is_used.gather(1, free)
     place = torch.where(is_real, free, UNUSED)
-    above = index // width
+    above = torch.where(is_real, index // width, trees.root[:, None])  # a free place has no depth, path or position
     above_depth = trees.depth.gather(1, above)
     above_path = trees.path.gather(1, above[..., None].expand(-1, -1, trees.path.shape[2]))
     path = above_path.scatter(2, above_depth.clamp(max=trees.path.shape[2] - 1)[..., None], place[..., None])
@@ -147,16 +135,20 @@ def pick(trees: Trees, n: int, depth: int, is_chain: bool) -> Picked:
 
 def expand(trees: Trees, picked: Picked, ranked: tuple[Tensor, Tensor, Tensor]) -> None:
     """Put the picked nodes at their places, with these children: tokens, log-chances and bins [B, R, W]."""
-    set_children(trees, picked.place, picked.score, ranked)
+    token, chance, bins = ranked
     row = torch.arange(len(picked.place), device=picked.place.device)[:, None]
+    trees.token[row, picked.place] = token
+    trees.score[row, picked.place] = picked.score[..., None] + chance.clamp(max=SURE)
+    trees.bin[row, picked.place] = bins
+    trees.place[row, picked.place] = torch.full_like(token, -1)
     trees.node[row, picked.place] = picked.index
     trees.position[row, picked.place] = picked.position
     trees.depth[row, picked.place] = picked.depth
     trees.path[row, picked.place] = picked.path
     trees.is_used[row, picked.place] = torch.ones_like(picked.is_real)
-    places = trees.place.flatten(1)
-    old = places.gather(1, picked.index)
-    trees.place = places.scatter(1, picked.index, torch.where(picked.is_real, picked.place, old)).view_as(trees.place)
+    is_child = picked.is_real & (picked.index >= 0)
+    index = torch.where(is_child, picked.index, UNUSED * trees.place.shape[2])
+    trees.place = trees.place.flatten(1).scatter(1, index, picked.place).view_as(trees.place)
 
 
 def best(trees: Trees, n: int, depth: int, is_chain: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -167,10 +159,11 @@ def best(trees: Trees, n: int, depth: int, is_chain: bool) -> tuple[Tensor, Tens
     width = trees.token.shape[2]
     is_seen = (trees.depth < depth)[..., None]
     if is_chain:
-        is_seen = is_seen & (torch.arange(width, device=is_seen.device) == 0)
-    scores = trees.score.masked_fill(~is_seen, NEVER).flatten(1)
-    score, index = scores.topk(n)
-    order = torch.full_like(scores, -1, dtype=torch.int64)
+        ranks = trees.node.gather(1, trees.path.clamp(min=0).flatten(1)).view_as(trees.path) % width
+        is_first = ((ranks == 0) | (trees.path < 0)).all(2)  # a first child of first children
+        is_seen = (is_seen & is_first[..., None]) & (torch.arange(width, device=is_seen.device) == 0)
+    score, index = _first(trees.score.masked_fill(~is_seen, NEVER), n)
+    order = torch.full_like(trees.token.flatten(1), -1)
     order = order.scatter(1, index, torch.arange(n, device=index.device).expand_as(index))
     above = trees.node.gather(1, index // width)
     parent = torch.where(above < 0, -1, order.gather(1, above.clamp(min=0)))
@@ -211,7 +204,8 @@ def land(trees: Trees, node: Tensor, bonus: Tensor) -> Landing:  # [B] each
 def reroot(trees: Trees, landing: Landing) -> None:
     """Keep what is below the new root; rows without a hit lose everything."""
     row = torch.arange(len(landing.root), device=landing.root.device)
-    root, n = landing.root, trees.depth[row, landing.root]  # levels that are text now
+    root = landing.root
+    n = torch.where(landing.is_hit, trees.depth[row, root], 0)  # levels that are text now; a free place has no depth
     at = (n - 1).clamp(min=0)[:, None, None].expand(-1, trees.path.shape[1], 1)
     is_below = (trees.path.gather(2, at)[..., 0] == root[:, None]) & landing.is_hit[:, None]
     is_below &= trees.is_used
@@ -226,6 +220,12 @@ def reroot(trees: Trees, landing: Landing) -> None:
     trees.is_used[:, UNUSED] = True
     trees.root = root
     trees.node = trees.node.scatter(1, root[:, None], ROOT)
+
+
+def _first(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:  # [B, P+1, W] -> [B, n] twice
+    """The n largest scores and their nodes; of equal ones, the better rank first."""
+    score, index = scores.flatten(1).sort(dim=1, descending=True, stable=True)
+    return score[:, :n], index[:, :n]
 
 
 def _tensors(trees: Trees) -> list[Tensor]:

@@ -121,16 +121,20 @@ def attend(
     texts, seen, paths = nodes or (lengths, lengths, lengths)
     assert all(x.is_contiguous() for x in (texts, seen, paths))
     n_splits = max(1, ceil_div(longest, split))
-    n_blocks = ceil_div(n_queries, tile.block_m // (n_heads // n_kv))
-    n_shares = 1 if n_queries > WHOLE_ABOVE else shares(n_blocks * n_rows * n_kv, n_splits, _n_programs)
+    most = tile.block_m // (n_heads // n_kv)
+    per_tile = most if nodes is None else queries_of(most, n_queries, n_rows * n_kv)
+    n_blocks = ceil_div(n_queries, per_tile)
+    n_shares = (
+        1 if n_queries > WHOLE_ABOVE and nodes is None else shares(n_blocks * n_rows * n_kv, n_splits, _n_programs)
+    )
     out = q.new_empty(n_tokens, n_heads * d)
     room = workspace(q, n_splits, arrived, n_blocks * n_rows * n_kv) if n_shares > 1 else (out, out, out, out)
     _attend_kernel[(n_blocks, n_rows * n_kv, n_shares)](
         q, memory, pages, starts, lengths, texts, seen, paths, out, *room,
         q.stride(0), q.stride(1), pages.stride(0), paths.stride(0), n_splits, softmax_scale(d),
         H=n_heads, H_KV=n_kv, D=d, D_PAD=padded(d), PAGE_SIZE=page_size, SPLIT=split, IS_WHOLE=n_shares == 1,
-        IS_TREE=nodes is not None, DOT=dot_dtype(q), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, ROWS=MERGED_ROWS,
-        UNROLL=UNROLL,
+        IS_TREE=nodes is not None, PER_TILE=per_tile, DOT=dot_dtype(q), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
+        ROWS=MERGED_ROWS, UNROLL=UNROLL,
         num_warps=tile.n_warps, num_stages=stages(tile, n_shares == 1, q.dtype), **early(q.device),
     )  # fmt: skip
     return out
@@ -210,6 +214,18 @@ def shares(n_tiles: int, n_splits: int, n_programs: int) -> int:
     return 1 if n_tiles >= ENOUGH else min(n_splits, max(1, n_programs // n_tiles))
 
 
+def queries_of(most: int, n_queries: int, n_texts: int) -> int:
+    """Queries of a tile if they are nodes: they take turns at the keys of their paths, so as few as fill a GPU.
+
+    >>> [queries_of(8, n_queries, 8) for n_queries in (1, 8, 16, 33, 64)]
+    [1, 1, 1, 2, 4]
+    """
+    per_tile = 1
+    while per_tile < most and ceil_div(n_queries, per_tile) * n_texts >= ENOUGH:
+        per_tile *= 2
+    return min(per_tile, most)
+
+
 def stages(tile: Tile, is_whole: bool, dtype: torch.dtype) -> int:
     """Pipeline stages of the loop over key blocks: more if one program computes all splits."""
     return N_STAGES if is_whole and dtype != torch.float32 else tile.n_stages
@@ -262,12 +278,11 @@ def _attend_kernel(
     q, memory, pages, starts, lengths, texts, seen, paths, out, tops, sums, sides, arrived,
     stride_token, stride_head, n_pages, n_path, n_splits, scale,
     H: tl.constexpr, H_KV: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    SPLIT: tl.constexpr, IS_WHOLE: tl.constexpr, IS_TREE: tl.constexpr, DOT: tl.constexpr,
+    SPLIT: tl.constexpr, IS_WHOLE: tl.constexpr, IS_TREE: tl.constexpr, PER_TILE: tl.constexpr, DOT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one row, for the query heads of one key head: all splits in order, or a share of them."""
     G: tl.constexpr = H // H_KV
-    PER_TILE: tl.constexpr = BLOCK_M // G  # queries
     row, head = tl.program_id(1) // H_KV, tl.program_id(1) % H_KV
     share, n_shares = tl.program_id(2), tl.num_programs(2)
     first = tl.program_id(0) * PER_TILE

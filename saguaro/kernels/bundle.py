@@ -25,6 +25,7 @@ class Kernels:
     choose: Callable[..., Tensor]
     rank: Callable[..., tuple[Tensor, Tensor]]
     products: Products
+    advance: Callable[..., Any] | None = None  # kernels.grow; None: plain torch
     joint: Any = None  # draft.planner's JointKernel; None: plain torch
 
 
@@ -36,7 +37,7 @@ def kernels_for(device: torch.device) -> Kernels | None:
 def triton_kernels(device: torch.device) -> Kernels:
     """A bundle for one stream of this device."""
     try:
-        from saguaro.kernels import adopt, attention, branches, linear, plan, sample
+        from saguaro.kernels import adopt, attention, branches, grow, linear, plan, sample
     except ImportError as e:
         raise ConfigError(
             f"device is {device}, whose kernels need Triton, and it is not there ({e}); install triton, or set "
@@ -50,6 +51,7 @@ def triton_kernels(device: torch.device) -> Kernels:
         sample.choose,
         sample.rank,
         linear.TritonProducts(device),
+        grow.advance,
         plan.TritonJoint(),
     )
 

@@ -135,7 +135,10 @@ class TreeProposer(Protocol):
     """A Proposer of trees that grow step by step."""
 
     source: int
-    n_steps: int  # of the last proposal
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of the last proposal."""
 
     def propose(self, rows: Sequence[DraftRow], lookahead: int, budget: GrowthBudget | None = None) -> Proposal:
         """See Proposer; stops when the budget says so."""

@@ -1,0 +1,109 @@
+"""The kernel of a growth step against its twin: the same trees, and the same nodes picked."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from saguaro.draft.chance import LEAST, MOST, Chances
+from saguaro.draft.tree import SURE, Picked, Trees, expand, pick, start
+from saguaro.kernels.grow import advance
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEPTH = 6
+
+
+def on_kernel(
+    trees: Trees, before: tuple[Picked, tuple[torch.Tensor, torch.Tensor]] | None, chances: Chances,
+    heat: torch.Tensor, scratch: torch.Tensor, n: int, is_chain: bool,
+) -> tuple[torch.Tensor, ...] | None:  # fmt: skip
+    """`advance` with a tree's tensors."""
+    tensors = (trees.token, trees.score, trees.bin, trees.place, trees.node, trees.position, trees.depth)
+    nodes, ranked = None, None
+    if before is not None:
+        old, ranked = before
+        nodes = (old.index, old.is_real, old.place, old.position, old.depth, old.path, old.score)
+    limits = (LEAST, MOST, SURE)
+    return advance(
+        (*tensors, trees.path, trees.is_used),
+        nodes,
+        ranked,
+        chances.table,
+        trees.root,
+        heat,
+        scratch,
+        limits,
+        n,
+        DEPTH,
+        is_chain,
+    )
+
+
+def same(ours: Trees, theirs: Trees) -> None:
+    """Whether two trees hold the same at every place but the unused one."""
+    for field in fields(Trees):
+        mine, other = getattr(ours, field.name), getattr(theirs, field.name)
+        if mine.dim() > 1:
+            mine, other = mine[:, :-1], other[:, :-1]
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5, msg=field.name)
+
+
+@pytest.mark.parametrize("n_rows", [1, 3])
+@pytest.mark.parametrize(("n", "n_children", "is_chain"), [(1, 2, True), (1, 8, False), (4, 8, False), (7, 5, False)])
+def test_growing_is_that_of_the_twin(n_rows: int, n: int, n_children: int, is_chain: bool) -> None:
+    chance = torch.Generator().manual_seed(n_rows * 100 + n)
+    chances = Chances(n_children, DEVICE)
+    heat = torch.tensor([0.0, 0.7, 1.0], device=DEVICE)[:n_rows]
+    scratch = torch.arange(n_rows, device=DEVICE) * 65 + 1000
+    text = torch.arange(n_rows, device=DEVICE) + 5
+    ours, theirs = (Trees.empty(n_rows, n_children, 13, DEVICE) for _ in range(2))
+    picked, other = start(ours, text), start(theirs, text)
+    for step in range(12):  # more than there are places, if n is large
+        width = picked.place.shape[1]
+        scores = (torch.randn(n_rows * width, n_children, generator=chance) * 2).sort(-1, descending=True).values
+        scores[:, n_children - step % 2 :] = float("-inf")
+        tokens = torch.randint(0, 99, scores.shape, generator=chance)
+        scores, tokens = scores.to(DEVICE), tokens.to(DEVICE)
+        found = on_kernel(ours, (picked, (tokens, scores)), chances, heat, scratch, n, is_chain)
+        assert found is not None
+        logs, bins = chances(scores.view(n_rows, width, -1), (heat == 0)[:, None])
+        expand(theirs, other, (tokens.view(n_rows, width, -1), logs, bins))
+        same(ours, theirs)
+        twin, picked = pick(theirs, n, DEPTH, is_chain), Picked(*found[:8])
+        other = picked  # nodes of nearly the same score may change places
+        assert picked.is_real.equal(twin.is_real)
+        torch.testing.assert_close(picked.score, twin.score)
+        is_real, row = picked.is_real, torch.arange(n_rows, device=DEVICE)[:, None]
+        above = picked.index // n_children
+        flat = theirs.score.flatten(1).gather(1, picked.index)
+        torch.testing.assert_close(picked.score[is_real], flat[is_real])
+        assert (theirs.place.flatten(1).gather(1, picked.index)[is_real] < 0).all()
+        assert all(
+            len(set(line[line >= 0].tolist())) == int((line >= 0).sum()) for line in picked.index.where(is_real, -1)
+        )
+        assert picked.place.equal(twin.place)
+        assert picked.token[is_real].equal(theirs.token.flatten(1).gather(1, picked.index)[is_real])
+        assert picked.position[is_real].equal((theirs.position[row, above] + 1)[is_real])
+        assert picked.depth[is_real].equal((theirs.depth[row, above] + 1)[is_real])
+        path = theirs.path[row, above].scatter(
+            2, theirs.depth[row, above].clamp(max=12)[..., None], picked.place[..., None]
+        )
+        assert picked.path[is_real].equal(path[is_real])
+        kv_index, seen, paths = found[8:]
+        assert kv_index.equal(scratch[:, None] + picked.place)
+        assert seen.equal((picked.position + 1).int())
+        assert paths.equal((scratch[:, None, None] + picked.path.clamp(min=0)).int())
+
+
+def test_the_last_step_only_stores() -> None:
+    chances, text = Chances(3, DEVICE), torch.tensor([4], device=DEVICE)
+    trees = Trees.empty(1, 3, 5, DEVICE)
+    root = start(trees, text)
+    scores = torch.tensor([[3.0, 2.0, 1.0]], device=DEVICE)
+    tokens = torch.tensor([[7, 8, 9]], device=DEVICE)
+    zero = torch.zeros(1, device=DEVICE)
+    assert on_kernel(trees, (root, (tokens, scores)), chances, zero, zero.long(), 0, is_chain=False) is None
+    assert trees.token[0, 0].tolist() == [7, 8, 9]
+    first = on_kernel(trees, None, chances, zero, zero.long(), 2, is_chain=False)
+    assert first is not None
+    assert first[3].tolist() == [[7, 8]]
