@@ -220,9 +220,10 @@ class Growth:
             old = before[0]
             nodes = (old.index, old.is_real, old.place, old.position, old.depth, old.path, old.score)
         tensors = (trees.token, trees.score, trees.bin, trees.place, trees.node, trees.position, trees.depth)
+        ranked = before[1] if before is not None else None
         found = self._kernels.advance(
-            (*tensors, trees.path, trees.is_used), nodes, before[1] if before else None, self._chances.table, trees.root,
-            rows.heat, rows.scratch, (LEAST, MOST, SURE), n, depth, is_chain,
+            (*tensors, trees.path, trees.is_used), nodes, ranked, self._chances.table, trees.root, rows.heat,
+            rows.scratch, (LEAST, MOST, SURE), n, depth, is_chain,
         )  # fmt: skip
         return None if found is None else _Computed(Picked(*found[:8]), *found[8:])
 

@@ -46,7 +46,7 @@ from saguaro.target.step_cost import LatencyBudget
 from saguaro.target.verifier import EagerVerifier, Verifier
 from saguaro.types import DraftLink, Progress
 
-NODES = {"cpu": 8, "cuda": 32}  # default of nodes
+NODES = {"cpu": 8, "cuda": 31}  # default of nodes; with the root a multiple of 16, as products compute them
 NODES_PER_WIDTH = 4  # default of width, relative to nodes
 START_SECONDS = 600.0  # time limit for loading a draft
 INTER_TOKEN_S = {"cpu": 0.2, "cuda": 0.05}  # default of max_inter_token_ms, in seconds
