@@ -5,10 +5,12 @@ python -m bench.attack --seconds 60 --only bodies grammars # some attacks
 python -m bench.attack --seconds 60 --only none            # baseline without attacks
 python -m bench.attack --cores 2                           # server on two cores, clients on the others
 
-One ordinary client streams short chats in sequence; another requests /health every 100 ms. The benchmark fails if a
-stream pauses longer than --max-gap, /health takes longer than --max-health, the server's processes grow by more than
---max-growth, descriptors or processes leak, an ordinary chat ends with an error, or the server does not exit in time
-after SIGTERM under attack.
+One ordinary client streams short chats in sequence; another requests one token of /v1/completions, and a third
+/health, every 100 ms. The benchmark fails if a stream pauses longer than --max-gap, /health takes longer than
+--max-health, the server's processes grow by more than --max-growth, descriptors or processes leak, an ordinary request
+ends with an error, or the server does not exit in time after SIGTERM under attack.
+
+The server's chat template loops for messages that contain a certain word, and is an ordinary one for the others.
 """
 
 import asyncio
@@ -81,8 +83,9 @@ BODIES: list[tuple[str, bytes]] = [
     (TEXT, b'{"prompt":"a","nested":' + b"[" * 2_000_000 + b"]" * 2_000_000 + b"}"),
     (TEXT, b'{"prompt":"a",' + b",".join(b'"k%d":1' % i for i in range(300_000)) + b"}"),
 ]
-_PATTERN = {"type": "string", "pattern": "(((([a-z]{1,20}){1,20}){1,20}){1,20})"}
-_MANY = {f"p{i}": _PATTERN for i in range(189)} | {"bad": {"type": "strin"}}
+# Anchored: patterns that are not are refused early. The error is found only after all others are compiled.
+_PATTERN = {"type": "string", "pattern": "^(((a{100}){100}){100}){100}$"}
+_MANY = {f"p{i}": _PATTERN for i in range(190)} | {"bad": {"type": "strin"}}
 GRAMMARS: list[dict[str, Any]] = [
     {"json": {"type": "object", "properties": _MANY}},
     {"regex": "(((a{100}){100}){100}){100}"},
@@ -91,6 +94,15 @@ GRAMMARS: list[dict[str, Any]] = [
     {"grammar": 'start: start start start start | "a" |'},
     {"grammar": "start: " + " ".join(["X"] * 400) + "\nX: /[a-z]*[a-z]*[a-z]*/"},
 ]
+WORD = "xyzzy"
+_LOOP = "{% for i in range(99999) %}"
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    f"{{% if '{WORD}' in m.content %}}{_LOOP * 3}{'{% endfor %}' * 3}{{% endif %}}"
+    "{% endfor %}"
+    "{{ '<|im_start|>assistant\n' }}"
+)
 
 
 async def bodies(http: httpx.AsyncClient, _: random.Random) -> str:
@@ -102,8 +114,15 @@ async def bodies(http: httpx.AsyncClient, _: random.Random) -> str:
 
 async def grammars(http: httpx.AsyncClient, chance: random.Random) -> str:
     """A grammar that is slow to compile, or whose masks are slow."""
-    body = {"prompt": "a", "max_tokens": 64, "structured_outputs": chance.choice(GRAMMARS), "seed": 1}
+    length = {"max_tokens": 400, "min_tokens": 400, "ignore_eos": True}  # ambiguity costs more with every token
+    body = {"prompt": "a", "structured_outputs": chance.choice(GRAMMARS), "seed": 1, **length}
     return str((await http.post(TEXT, json=body)).status_code)
+
+
+async def templates(http: httpx.AsyncClient, chance: random.Random) -> str:
+    """A conversation for which the chat template loops."""
+    body = {"messages": [{"role": "user", "content": f"{WORD} {chance.random()}"}], "max_tokens": 4}
+    return str((await http.post(CHAT, json=body)).status_code)
 
 
 async def prompts(http: httpx.AsyncClient, chance: random.Random) -> str:
@@ -167,6 +186,7 @@ Attack = Callable[[httpx.AsyncClient, random.Random], Awaitable[str]]
 ATTACKS: dict[str, tuple[Attack, int]] = {  # with the number of clients
     "bodies": (bodies, 3),
     "grammars": (grammars, 4),
+    "templates": (templates, 12),
     "prompts": (prompts, 6),
     "headers": (headers, 7),
     "slow_bodies": (slow_bodies, 2),
@@ -208,6 +228,7 @@ class Seen:
 
     gaps: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
+    completions: list[float] = field(default_factory=list)
     health: list[float] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     chats: Counter[str] = field(default_factory=Counter)
@@ -244,6 +265,18 @@ def _chat(http: httpx.Client, body: dict[str, Any], seen: Seen) -> str:
                 last = now
             text += delta
     return text
+
+
+def complete(url: str, seen: Seen, is_over: threading.Event) -> None:
+    """Request one token, which needs no chat template."""
+    with httpx.Client(base_url=url, timeout=120) as http:
+        while not is_over.wait(0.1):
+            began = time.monotonic()
+            try:
+                is_well = http.post(TEXT, json={"prompt": "a", "max_tokens": 1}).status_code == 200
+            except httpx.HTTPError:
+                is_well = False
+            seen.completions.append(time.monotonic() - began if is_well else float("inf"))
 
 
 def ask_health(url: str, seen: Seen, is_over: threading.Event) -> None:
@@ -294,7 +327,9 @@ def main(args: Args) -> int:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("wb") as out:
+            (template := Path(folder) / "template.jinja").write_text(TEMPLATE)
             flags = [*([args.model] if args.model else []), "--port", "0", "--drain-seconds", str(DRAIN_SECONDS)]
+            flags += ["--chat-template", str(template)]
             command = [*on_cores(args.cores), sys.executable, "-m", "saguaro", "serve", *flags]
             server = subprocess.Popen(command, stdout=out, stderr=out)
         try:
@@ -329,7 +364,7 @@ def measure(args: Args, server: "subprocess.Popen[bytes]", log: Path) -> int:
         alone = _chat(http, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "stream": True}, Seen())
         assert not alone.startswith("FAILED"), alone
     before, open_before, processes = size(server.pid), descriptors(server.pid), len(family(server.pid))
-    clients = [threading.Thread(target=each, args=(url, seen, is_over)) for each in (stream, ask_health)]
+    clients = [threading.Thread(target=each, args=(url, seen, is_over)) for each in (stream, complete, ask_health)]
     for client in clients:
         client.start()
     attackers = start_attack(args, url)
@@ -412,12 +447,14 @@ def report(
         ("growth of memory, MiB", grown, args.max_growth),
         ("SIGTERM to exit, s", end[1], DRAIN_SECONDS + 7),
         ("ordinary chats that failed", sum(failed.values()), 0),
+        ("ordinary completions that failed", seen.completions.count(float("inf")), 0),
         ("texts of the same chat", len(texts), 1),
         ("log, MiB", log.stat().st_size / MIB, 5),
     ]
-    first, gaps = sorted(seen.first), sorted(seen.gaps)
+    first, gaps, completed = sorted(seen.first), sorted(seen.gaps), sorted(seen.completions)
     print(f"{sum(seen.chats.values())} ordinary chats, {len(seen.health)} times /health")
     print(f"first piece after {first[len(first) // 2]:.2f} s (median), {first[-1]:.2f} s at most")
+    print(f"completions {completed[len(completed) // 2]:.2f} s (median), {completed[-1]:.2f} s at most")
     print(f"gaps {gaps[len(gaps) // 2] * 1e3:.0f} ms (median), {gaps[-1 - len(gaps) // 100] * 1e3:.0f} ms (99 %)")
     problems = [f"{how} x {n}" for how, n in failed.items()]
     for name, value, limit in held:

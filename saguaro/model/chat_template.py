@@ -9,11 +9,13 @@ A template may also never terminate. A server runs it in another process (`run`)
 
 import json
 import secrets
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jinja2
@@ -24,7 +26,7 @@ import jinja2.parser
 import jinja2.runtime
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from saguaro.errors import ConfigError, RequestError, ServiceError
+from saguaro.errors import ConfigError, RequestError, ServiceError, TimedOut
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 Run = Callable[[str, dict[str, Any]], str]  # a template and its variables to text
@@ -37,13 +39,17 @@ def run_here(source: str, given: dict[str, Any]) -> str:
     return _compiled(source).render(given)
 
 
-def runner(_: object) -> Run:
-    """For a separate process: a function that renders templates and raises their errors as RequestError."""
+def runner(core_seconds: float | None) -> Run:
+    """For a separate process: a function that renders templates and raises their errors as RequestError.
+
+    It raises TimedOut if a rendering takes more than core_seconds. Compiling is not counted, as it happens once.
+    """
 
     def run(source: str, given: dict[str, Any]) -> str:
         try:
-            return run_here(source, given)
-        except MemoryError:
+            template = _compiled(source)
+            return template.render(given) if core_seconds is None else _render_within(core_seconds, template, given)
+        except (MemoryError, TimedOut):
             raise
         except Exception as e:
             raise RequestError(str(e)[:500]) from e
@@ -148,6 +154,28 @@ def _marked(message: Message, mark: str) -> dict[str, Any]:
     if not isinstance(message["content"], str):
         raise ConfigError("the last message has no text; it cannot be continued")
     return {**message, "content": message["content"] + mark}
+
+
+class _Interrupt(BaseException):
+    """A rendering's time is over. Not an Exception, so jinja2 does not catch it."""
+
+
+def _render_within(core_seconds: float, template: jinja2.Template, given: dict[str, Any]) -> str:
+    """Render in the main thread. Unlike a process's limit, this one needs no new process."""
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise _Interrupt
+
+    signal.signal(signal.SIGVTALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, core_seconds, core_seconds)  # again, if a finalizer swallows the first
+        try:
+            return template.render(given)
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    except _Interrupt:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # it may have come before the other one
+        raise TimedOut(f"more than {core_seconds:g} seconds of processor time") from None
 
 
 class _Generation(jinja2.ext.Extension):

@@ -2,19 +2,27 @@
 
 Invariant: this process compiles only grammars that the other process compiled within the limits. Of the others it
 keeps only the error message.
+
+Renderings are in two classes. Each gets QUICK_SECONDS first, in one process. Those that need more get the whole
+budget in another process with a lower priority. So a template that loops takes QUICK_SECONDS from ordinary
+renderings, and its remaining time only from other slow ones.
 """
 
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 from saguaro.config import Structured
 from saguaro.errors import ConfigError, RequestError
+from saguaro.model.chat_template import Run
 from saguaro.model.grammar import Grammars
 from saguaro.serve.isolated import Budget, Exceeded, Isolated
 
 GRAMMAR = Budget(core_seconds=1.0, seconds=10.0, memory_bytes=128 * 2**20, niceness=5)
 TEMPLATE = Budget(core_seconds=1.0, seconds=10.0, memory_bytes=128 * 2**20)
+QUICK_SECONDS = 0.05  # CPU time of a rendering before it counts as slow; an ordinary one takes some milliseconds
+SLOW_NICENESS = 10
 MAX_REFUSED = 256  # error messages that are kept
 
 
@@ -87,15 +95,38 @@ class VettedGrammars:
 
 
 class VettedTemplates:
-    """Runs chat templates in a separate process (saguaro.model.chat_template.Run)."""
+    """Runs chat templates in separate processes."""
 
     def __init__(self, limits: Budget = TEMPLATE) -> None:
-        self.worker = Isolated("saguaro.model.chat_template:runner", dict, limits)
+        maker = "saguaro.model.chat_template:runner"
+        self._quick = Isolated(maker, lambda: QUICK_SECONDS, limits)
+        self._slow = Isolated(maker, lambda: None, replace(limits, niceness=SLOW_NICENESS))
 
-    def __call__(self, source: str, given: dict[str, Any]) -> str:
-        """Render a template."""
-        try:
-            text: str = self.worker(source, given)
-        except Exceeded as e:
-            raise RequestError(f"it takes {e}; shorten the conversation, or serve another template") from e
-        return text
+    @property
+    def pids(self) -> list[int]:
+        """The process ids."""
+        return [worker.pid for worker in (self._quick, self._slow) if worker.pid is not None]
+
+    def start(self) -> None:
+        """Start the process for ordinary renderings; the other one is started by the first slow rendering."""
+        self._quick.start()
+
+    def close(self) -> None:
+        """End the processes, even during a rendering."""
+        self._quick.close()
+        self._slow.close()
+
+    def quick(self, source: str, given: dict[str, Any]) -> str:
+        """Render a template. Raises TimedOut if it takes more than QUICK_SECONDS; then use `slow`."""
+        return _render(self._quick, source, given)
+
+    def slow(self, source: str, given: dict[str, Any]) -> str:
+        """Render a template with the whole budget."""
+        return _render(self._slow, source, given)
+
+
+def _render(worker: Run, source: str, given: dict[str, Any]) -> str:
+    try:
+        return worker(source, given)
+    except Exceeded as e:
+        raise RequestError(f"it takes {e}; shorten the conversation, or serve another template") from e

@@ -19,6 +19,7 @@ from saguaro.serve.http.protocol import Asking
 from saguaro.serve.http.service import Service
 from saguaro.serve.http.speculation import Narrator
 from saguaro.serve.http.sse import DONE, EventStream, sse, unless_gone
+from saguaro.serve.tools.dialect import Conversation
 from saguaro.target.scheduler import NOT_FINITE
 
 GRACE = 10.0  # seconds after the time limit until a client that does not read is dropped
@@ -199,6 +200,13 @@ async def respond(service: Service, question: Question, stack: ExitStack, ticket
 async def read(service: Service, request: Request, ticket: Ticket, function: Callable[..., T], *args: object) -> T:
     """Run a function in a reader thread, while the client is connected and the ticket is valid."""
     return await unless_gone(request.receive, ticket.wait_for(service.read(function, *args)))
+
+
+async def render(service: Service, request: Request, ticket: Ticket, conversation: Conversation) -> str:
+    """A conversation as text, checked for its length, while the client is connected and the ticket is valid."""
+    text = await unless_gone(request.receive, ticket.wait_for(service.render(conversation)))
+    service.check_text(text)
+    return text
 
 
 def usage_of(results: Sequence[Result]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from saguaro.engine.results import Completion, Delta, Result
 from saguaro.errors import ConfigError
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.serve.front import Ticket
-from saguaro.serve.http.answer import Choice, Question, read, respond
+from saguaro.serve.http.answer import Choice, Question, read, render, respond
 from saguaro.serve.http.checks import check_asking
 from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.logprobs import chat_logprobs, prompt_logprobs
@@ -119,7 +119,8 @@ async def ask(
     params = check_asking(service, body, 1)
     conversation = converse(service.dialect, body)
     ticket = stack.enter_context(service.front.ticket(params.n, service.limits.request_timeout))
-    return ticket, *await read(service, request, ticket, prepare, service, conversation, params)
+    text = await render(service, request, ticket, conversation)
+    return ticket, *await read(service, request, ticket, prepare, service, text, conversation, params)
 
 
 def converse(dialect: Dialect, body: ChatRequest) -> Conversation:
@@ -135,10 +136,10 @@ def converse(dialect: Dialect, body: ChatRequest) -> Conversation:
     )
 
 
-def prepare(service: Service, conversation: Conversation, params: SamplingParams) -> tuple[Prompt, SamplingParams]:
-    """A conversation's prompt and parameters, checked."""
-    text = service.dialect.render(conversation)
-    service.check_text(text)
+def prepare(
+    service: Service, text: str, conversation: Conversation, params: SamplingParams
+) -> tuple[Prompt, SamplingParams]:
+    """The prompt and parameters of a rendered conversation, checked."""
     prompt = service.dialect.prompt(text, conversation.declared, params.structured, conversation.add_special)
     params = replace(params, structured=prompt.structured)
     if prompt.shows_special:

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
-from saguaro.serve.http.answer import read
+from saguaro.serve.http.answer import read, render
 from saguaro.serve.http.blocks import Block, Change, Closed, Grew, Opened
 from saguaro.serve.http.chat import converse
 from saguaro.serve.http.errors import APIError
@@ -71,14 +71,10 @@ async def count_tokens(service: Service, body: CountTokensRequest, request: Requ
     """How many tokens the prompt of a conversation has."""
     service.check_model(body.model)
     conversation = converse(service.dialect, body.chat(_thinks(service, body)))
-
-    def count() -> int:
-        text = service.dialect.render(conversation)
-        service.check_text(text)
-        return len(service.tokenizer.encode_rendered(text))
-
     with service.front.ticket(0, service.limits.request_timeout) as ticket:
-        return JSONResponse({"input_tokens": await read(service, request, ticket, count)})
+        text = await render(service, request, ticket, conversation)
+        tokens = await read(service, request, ticket, service.tokenizer.encode_rendered, text)
+        return JSONResponse({"input_tokens": len(tokens)})
 
 
 def _thinks(service: Service, body: CountTokensRequest) -> bool | None:

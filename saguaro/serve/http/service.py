@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from saguaro.config import SamplingParams
 from saguaro.engine.engine import Engine
-from saguaro.errors import ConfigError, PromptTooLong
+from saguaro.errors import ConfigError, PromptTooLong, TimedOut
 from saguaro.serve.front import Front
 from saguaro.serve.http.body import SMALL, read_body
 from saguaro.serve.http.errors import APIError
@@ -18,7 +18,7 @@ from saguaro.serve.http.limits import ServerLimits
 from saguaro.serve.http.paced import Paced
 from saguaro.serve.http.readers import Readers
 from saguaro.serve.prometheus import Metrics
-from saguaro.serve.tools.dialect import Dialect
+from saguaro.serve.tools.dialect import Conversation, Dialect
 from saguaro.serve.tools.parsers import Parsers
 from saguaro.serve.vetted import Uncompiled, VettedGrammars, VettedTemplates
 
@@ -49,9 +49,11 @@ class Service:
         self.tokenizer.encode(" ")  # the first call may change settings, so it must happen before threads share them
         self._longest_word = max(len(text) for text in self.tokenizer.spelling.values())
         self.grammars, self.templates = VettedGrammars(engine.grammars), VettedTemplates()
-        self.tokenizer.run_template = self.templates
+        self.tokenizer.run_template = self.templates.quick
         self._compilers = Readers(1, "saguaro-grammars")  # one thread: first come, first served
         self._readers = Readers(READERS, "saguaro-tokens")
+        # One thread for each process that renders, so that only renderings wait for renderings.
+        self._renderers, self._slow_renderers = Readers(1, "saguaro-chats"), Readers(1, "saguaro-slow-chats")
         # One throttled thread: pydantic holds the GIL while it works, and rounds need it too.
         self._bodies, self._paced = Readers(1, "saguaro-bodies"), Paced()
 
@@ -66,17 +68,19 @@ class Service:
 
     def warm(self) -> None:
         """Warm up the processes for grammars and templates."""
-        self.templates.worker.start()
+        self.templates.start()
         with contextlib.suppress(ConfigError):  # unsupported grammars are reported per request
             self.grammars.warm()
 
     async def close(self) -> None:
         """Shut down all parts."""
         self.grammars.worker.close()
-        self.templates.worker.close()
+        self.templates.close()
         await self.front.close()
         self._compilers.close()
         self._readers.close()
+        self._renderers.close()
+        self._slow_renderers.close()
         self._bodies.close()
 
     def check_model(self, name: str | None) -> None:
@@ -93,6 +97,13 @@ class Service:
                 return await self._readers.call(function, *args)
             except Uncompiled as e:
                 await self._compilers.call(self.grammars.settle, e.structured)
+
+    async def render(self, conversation: Conversation) -> str:
+        """A conversation as text. A slow one does not delay others."""
+        try:
+            return await self._renderers.call(self.dialect.render, conversation)
+        except TimedOut:
+            return await self._slow_renderers.call(self.dialect.render, conversation, self.templates.slow)
 
     async def read_body(self, kind: type[B], raw: bytes) -> B:
         """Parse a body. Large ones are parsed in a throttled thread."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import Request
 
-from saguaro.serve.http.answer import read
+from saguaro.serve.http.answer import read, render
 from saguaro.serve.http.errors import APIError
 from saguaro.serve.http.protocol import DetokenizeRequest, TokenizeRequest
 from saguaro.serve.http.service import Service
@@ -21,18 +21,20 @@ async def tokenize(service: Service, body: TokenizeRequest, request: Request) ->
     if (body.prompt is None) == (body.messages is None):
         raise APIError(400, "give either prompt or messages", param="prompt")
     with service.front.ticket(0, service.limits.request_timeout) as ticket:
-        return await read(service, request, ticket, _tokenize, service, body)
+        text = None if body.messages is None else await render(service, request, ticket, _conversation(service, body))
+        return await read(service, request, ticket, _tokenize, service, body, text)
 
 
-def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
+def _conversation(service: Service, body: TokenizeRequest) -> Conversation:
+    turns = [message.plain() for message in body.messages or []]
+    variables = service.dialect.variables(body.chat_template_kwargs)
+    return Conversation(turns, declare(body.tools), variables, parse_special=bool(body.parse_special_tokens))
+
+
+def _tokenize(service: Service, body: TokenizeRequest, rendered: str | None) -> dict[str, Any]:
     words = service.tokenizer
-    if body.messages is not None:
-        turns = [message.plain() for message in body.messages]
-        variables = service.dialect.variables(body.chat_template_kwargs)
-        asked = Conversation(turns, declare(body.tools), variables, parse_special=bool(body.parse_special_tokens))
-        text = service.dialect.render(asked)
-        service.check_text(text)
-        tokens = words.encode_rendered(text)
+    if rendered is not None:
+        tokens = words.encode_rendered(rendered)
     else:
         assert body.prompt is not None
         service.check_text(body.prompt)

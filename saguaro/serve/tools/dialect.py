@@ -8,13 +8,13 @@ import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from saguaro.config import Structured
 from saguaro.errors import ConfigError
-from saguaro.model.chat_template import ChatTemplate, check_messages
+from saguaro.model.chat_template import ChatTemplate, Run, check_messages
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.serve.tools.declared import Declared
 from saguaro.serve.tools.formats import MISTRAL, find_format, find_thinking
@@ -94,8 +94,8 @@ class Dialect:
             new_reader=reader,
         )
 
-    def render(self, conversation: Conversation) -> str:
-        """Render a conversation. The text contains the marks of Tokenizer.hide."""
+    def render(self, conversation: Conversation, run: Run | None = None) -> str:
+        """Render a conversation. The text contains the marks of Tokenizer.hide; `run` replaces the template's."""
         check_messages(conversation.turns)
         if conversation.declared is not None and conversation.declared.mode == "auto" and not self._allows_auto:
             raise ConfigError("tool_choice is 'auto', which this server does not allow; use none, required or a name")
@@ -111,7 +111,8 @@ class Dialect:
         given = {"tools": tools, **conversation.variables}
         if not conversation.parse_special:
             turns, given = self._tokenizer.hide(turns), self._tokenizer.hide(given)
-        return self.template.render(turns, **given, **conversation.options)
+        template = self.template if run is None else replace(self.template, run=run)
+        return template.render(turns, **given, **conversation.options)
 
     def count_reasoning(self, tokens: Sequence[int], reasoning: str | None) -> int:
         """How many of an output's tokens are reasoning, including its markers."""
