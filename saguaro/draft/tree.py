@@ -129,7 +129,7 @@ def pick(trees: Trees, n: int, depth: int, is_chain: bool) -> Picked:
     free = trees.is_used.long().argsort(dim=1, stable=True)[:, :n]
     is_real = (score > NEVER) & ~trees.is_used.gather(1, free)
     place = torch.where(is_real, free, UNUSED)
-    above = index // width
+    above = torch.where(is_real, index // width, trees.root[:, None])  # a free place has no depth, path or position
     above_depth = trees.depth.gather(1, above)
     above_path = trees.path.gather(1, above[..., None].expand(-1, -1, trees.path.shape[2]))
     path = above_path.scatter(2, above_depth.clamp(max=trees.path.shape[2] - 1)[..., None], place[..., None])
@@ -167,7 +167,9 @@ def best(trees: Trees, n: int, depth: int, is_chain: bool) -> tuple[Tensor, Tens
     width = trees.token.shape[2]
     is_seen = (trees.depth < depth)[..., None]
     if is_chain:
-        is_seen = is_seen & (torch.arange(width, device=is_seen.device) == 0)
+        ranks = trees.node.gather(1, trees.path.clamp(min=0).flatten(1)).view_as(trees.path) % width
+        is_first = ((ranks == 0) | (trees.path < 0)).all(2)  # a first child of first children
+        is_seen = (is_seen & is_first[..., None]) & (torch.arange(width, device=is_seen.device) == 0)
     scores = trees.score.masked_fill(~is_seen, NEVER).flatten(1)
     score, index = scores.topk(n)
     order = torch.full_like(scores, -1, dtype=torch.int64)
@@ -211,7 +213,8 @@ def land(trees: Trees, node: Tensor, bonus: Tensor) -> Landing:  # [B] each
 def reroot(trees: Trees, landing: Landing) -> None:
     """Keep what is below the new root; rows without a hit lose everything."""
     row = torch.arange(len(landing.root), device=landing.root.device)
-    root, n = landing.root, trees.depth[row, landing.root]  # levels that are text now
+    root = landing.root
+    n = torch.where(landing.is_hit, trees.depth[row, root], 0)  # levels that are text now; a free place has no depth
     at = (n - 1).clamp(min=0)[:, None, None].expand(-1, trees.path.shape[1], 1)
     is_below = (trees.path.gather(2, at)[..., 0] == root[:, None]) & landing.is_hit[:, None]
     is_below &= trees.is_used
