@@ -234,7 +234,8 @@ def test_padding_sees_no_more_than_a_path() -> None:
 
 def first_path(grove: Grove, depth: int) -> Path:
     """The best child of the root, its best child, and so on."""
-    found, path = entries(grove.trees, 0), ()
+    found = entries(grove.trees, 0)
+    path: Path = ()
     while len(path) < depth:
         children = {one: entry for one, entry in found.items() if one[:-1] == path and len(one) == len(path) + 1}
         first = [one for one, entry in children.items() if entry.node % grove.width == 0]
