@@ -155,6 +155,8 @@ class Matcher:
         if n < len(self._text):
             self._state.rollback(len(self._text) - n)
             del self._text[n:]
+            # llguidance keeps its last mask by row and lexer state, which another text may have too; this replaces it.
+            self._state.compute_bitmask()
         new = output[n:]
         until = next((at for at, token in enumerate(new) if token in self._ends), len(new))
         n_taken = self._state.try_consume_tokens(list(new[:until]))

@@ -12,7 +12,8 @@ from saguaro import LLM, SamplingParams
 from saguaro.config import EngineConfig
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.policy.prepare import AlwaysPrepare, NeverPrepare
-from saguaro.engine.assembly import choose_method
+from saguaro.draft.texts import DraftTexts
+from saguaro.engine.assembly import NODES, choose_method
 from saguaro.engine.engine import Engine
 from saguaro.engine.results import Completion, Delta, Result
 from saguaro.errors import ConfigError, ModelNotFound, SaguaroError, TokenizerMismatch
@@ -156,7 +157,7 @@ def _assert_nothing_left(llm: LLM) -> None:
     link = engine.round.draft
     assert isinstance(link, Inline)
     assert len(list(link.side.rows)) <= 1
-    if isinstance(link.side.drafter, ModelDrafter):
+    if isinstance(link.side.drafter, DraftTexts):
         pool = link.side.drafter.pool
         pool.check([trunk.table for trunk in link.side.drafter.trunks.values()])
         assert len(link.side.drafter.trunks) <= 1
@@ -446,7 +447,8 @@ def test_the_method_of_a_config(llm: LLM, settings: dict[str, str], method: str)
     assert chosen.name == method
     made = llm.sibling(**{**SIZES, "prepare": "auto", **settings})
     assert made.engine.method == chosen
-    assert made.engine.scheduler.lookahead == (3 if chosen.drafts else 0)
+    assert made.engine.scheduler.depth == (3 if chosen.drafts else 0)
+    assert made.engine.scheduler.lookahead == (0 if not chosen.drafts else NODES["cpu"] if chosen.is_tree else 3)
     assert made.generate("the", GREEDY)[0].token_ids == llm.generate("the", GREEDY)[0].token_ids
 
 

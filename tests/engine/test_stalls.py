@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from saguaro import LLM, SamplingParams
-from saguaro.draft.model import ModelDrafter
+from saguaro.draft.texts import DraftTexts
 from saguaro.errors import ConfigError
 from saguaro.link.inline import Inline
 from saguaro.model.tiny import write_tiny
@@ -73,7 +73,7 @@ def test_the_draft_reads_by_pages_too_while_a_stream_waits(folder: Path) -> None
         link = llm.engine.round.draft
         assert isinstance(link, Inline)
         drafter = link.side.drafter
-        assert isinstance(drafter, ModelDrafter)
+        assert isinstance(drafter, DraftTexts)
         read: list[int] = []
         llm.engine.round.observers.append(
             lambda _: read.append(sum(trunk.n_computed for trunk in drafter.trunks.values()))

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from saguaro import LLM, SamplingParams, Structured
-from saguaro.draft.graphed import GraphDrafter
+from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.rows import DraftRows
 from saguaro.engine import assembly
 from saguaro.engine.results import Completion, Result
@@ -139,7 +139,7 @@ def test_steps_as_a_gpu_captures_them(folder: Path, method: str, monkeypatch: py
     assert isinstance(captured.engine.round.verifier, GraphVerifier)
     assert facts(run(captured.engine, *each())) == facts(expected)
     link = captured.engine.round.draft
-    assert method == "ar" or (isinstance(link, Inline) and isinstance(link.side.drafter, GraphDrafter))
+    assert method == "ar" or (isinstance(link, Inline) and isinstance(link.side.drafter, TreeDrafter))
 
 
 @pytest.mark.parametrize("method", ["sd", "ssd"])

@@ -9,8 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from saguaro import LLM, SamplingParams
 from saguaro.draft.graphed import GraphDrafter
+from saguaro.draft.grow import TreeDrafter
 from saguaro.errors import CapacityError
 from saguaro.link.inline import Inline
+from saguaro.methods import METHODS
 from saguaro.model.tiny import write_tiny
 from saguaro.target.graphed import GraphVerifier
 from saguaro.target.scheduler import NOT_FINITE
@@ -55,7 +57,8 @@ def test_every_method_gives_the_tokens_of_ar(family: str, style: str, tmp_path: 
     for method in ("sd", "amusd", "ssd-uniform", "ssd"):
         with LLM(folder, method=method, draft="drop:1", lookahead=3, budget=4, prepare="always", **SETTINGS) as llm:
             assert isinstance(llm.engine.round.draft, Inline)
-            assert isinstance(llm.engine.round.draft.side.drafter, GraphDrafter)
+            kind = TreeDrafter if METHODS[method].is_tree else GraphDrafter
+            assert isinstance(llm.engine.round.draft.side.drafter, kind)
             events: list[RoundEvent] = []
             llm.engine.round.observers.append(events.append)
             assert [result.token_ids for result in llm.generate(PROMPTS, params(style))] == wanted

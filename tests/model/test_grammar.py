@@ -60,6 +60,16 @@ def walk(matcher: Matcher, chance: random.Random, ends: set[int], longest: int =
     return output
 
 
+def test_the_mask_of_a_sibling_is_not_taken_for_ones_own(tiny: Grammars) -> None:
+    """As in a tree: after the last mask, to another text as long, which is at the same place of another rule."""
+    start = list(b'{"name":"u","age":68,"pets":["the"')
+    ends = [list(b"]\n"), list(b",\n")]
+    for first, second in (ends, ends[::-1]):
+        matcher, fresh = (tiny.start(Structured(json=PERSON)) for _ in range(2))
+        matcher.mask([*start, *first])
+        assert allowed(matcher, [*start, *second]) == allowed(fresh, [*start, *second])
+
+
 @pytest.mark.parametrize("structured", KINDS, ids=lambda s: s.kind)
 def test_a_mask_is_a_function_of_the_text(tiny: Grammars, structured: Structured) -> None:
     """However a matcher came to a text, over speculations that were not accepted and back, it allows the same."""

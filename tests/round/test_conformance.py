@@ -23,6 +23,7 @@ from saguaro.attention.sdpa import kv_indices
 from saguaro.attention.step import Segment, make_step
 from saguaro.config import DraftConfig
 from saguaro.draft.graphed import GraphDrafter
+from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.policy import fallback
 from saguaro.draft.rows import DraftRow
@@ -41,10 +42,13 @@ from saguaro.target.sampler import Sampler
 from saguaro.target.scheduler import Batch, Commit, Scheduler
 from saguaro.target.verifier import EagerVerifier, Pending, Verifier
 from saguaro.types import CACHE, DraftLink, Joined, Outcome, Speculation
+from tests.draft.trees import entries
 from tests.round.tabular import RULES, Clock, under
 from tests.target.test_round import CPU, N_KNOWN, SPEC, new_model, new_requests, true_logits, true_output
 
 N_REQUESTS = 8
+TREES = [f"{name} trees" for name, method in METHODS.items() if method.trees]  # the same with trees (see variant)
+VARIANTS = [*METHODS, *TREES]
 SIZES = [(1, 1), (1, 6), (4, 1), (4, 6)]  # lookahead, budget
 
 
@@ -63,8 +67,11 @@ class Rig:
         drafter = self.side.drafter
         if isinstance(drafter, GraphDrafter):
             drafter = drafter.eager
-        if isinstance(drafter, ModelDrafter):
+        if isinstance(drafter, ModelDrafter | TreeDrafter):
             drafter.pool.check(trunk.table for trunk in drafter.trunks.values())
+        if isinstance(drafter, TreeDrafter):
+            for slot in drafter._in_flight:
+                entries(drafter._trees, slot)
         for request in self.scheduler.running:
             row = self.side.rows.get(request.slot)
             assert row is None or request.tokens[: len(row.text)] == row.text, "the draft believes in another text"
@@ -80,11 +87,19 @@ class Rig:
         return [request.output for request in requests]
 
 
+def variant(name: str) -> tuple[Method, int]:
+    """A method under shared noise, and the width of its trees; 0: it speculates chains."""
+    method, *trees = name.split()
+    return under("shared", method), 2 if trees else 0
+
+
 def new_rig(
     method: Method,
     target: Transformer,
     draft: Transformer,
     *,
+    width: int = 0,  # R; 0: no trees
+    n_more: int = 3,  # nodes of a tree beyond the lookahead
     lookahead: int = 4,
     budget: int = 6,
     n_pages: int = 300,
@@ -96,6 +111,7 @@ def new_rig(
     kernels: Kernels | None = None,
 ) -> Rig:
     """A method as the engine puts it together; whoever reads memory that was never written gets NaN."""
+    nodes = lookahead + n_more if width else lookahead
     config = DraftConfig(
         draft="a model" if method.needs_model else None,
         target="a model",
@@ -105,6 +121,8 @@ def new_rig(
         verification=method.verification,
         cut=method.cut,
         lookahead=lookahead,
+        nodes=nodes,
+        width=width,
         budget=budget,
         n_vocab=N_KNOWN,
         n_text=N_KNOWN,
@@ -114,8 +132,9 @@ def new_rig(
     )
     side = methods.draft_side(config, draft if method.needs_model else None, kernels)
     eager = side.drafter.eager if isinstance(side.drafter, GraphDrafter) else side.drafter
-    if isinstance(eager, ModelDrafter):
+    if isinstance(eager, ModelDrafter | TreeDrafter):
         eager.cache.memory.fill_(math.nan)
+    if isinstance(eager, ModelDrafter):
         eager.attention.own.fill_(math.nan)
     plan = KVPlan(n_pages, page_size, SPEC.kv_bytes_per_token(torch.float64), SPEC.max_length)
     cache = KVCache(plan, SPEC, CPU, torch.float64)
@@ -125,7 +144,8 @@ def new_rig(
         max_length=SPEC.max_length,
         max_rows=max_rows,
         max_tokens=max_tokens,
-        lookahead=lookahead if method.drafts else 0,
+        lookahead=nodes if method.drafts else 0,
+        depth=lookahead if method.drafts else 0,
     )
     rule = RULES[method.verification](Sampler(N_KNOWN, kernels.rank if kernels else None))
     runner = make_runner(target, cache, kernels, SPEC.max_length)
@@ -144,9 +164,9 @@ def captured(
     method: Method,
 ) -> GraphVerifier:
     """As on a GPU, but that nothing is captured here: the same steps, one by one."""
-    sizes = {"max_rows": scheduler.max_rows, "lookahead": scheduler.lookahead, "longest": SPEC.max_length}
+    sizes = {"max_rows": scheduler.max_rows, "lookahead": scheduler.depth, "nodes": scheduler.lookahead}
     is_shared = method.verification == "shared"
-    return GraphVerifier(eager, runner, kernels, n_known=N_KNOWN, is_shared=is_shared, **sizes)
+    return GraphVerifier(eager, runner, kernels, n_known=N_KNOWN, is_shared=is_shared, longest=SPEC.max_length, **sizes)
 
 
 @pytest.fixture(autouse=True)
@@ -174,39 +194,42 @@ def truth(target: Transformer) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("lookahead", "budget"), SIZES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", VARIANTS)
 def test_shared_noise_gives_the_true_tokens(
     method: str, lookahead: int, budget: int, target: Transformer, draft: Transformer, truth: list[list[int]]
 ) -> None:
-    rig = new_rig(under("shared", method), target, draft, lookahead=lookahead, budget=budget)
+    parts, width = variant(method)
+    rig = new_rig(parts, target, draft, width=width, lookahead=lookahead, budget=budget)
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
-    parts = METHODS[method]
     if budget > 1:
         assert bool(rig.sources["cache"]) == (parts.planner != "nothing")
     assert bool(rig.sources["draft"]) == (parts.fallback in ("draft", "batch", "measured"))
 
 
 @pytest.mark.parametrize(("lookahead", "budget"), SIZES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", VARIANTS)
 def test_captured_steps_give_the_true_tokens(
     method: str, lookahead: int, budget: int, target: Transformer, draft: Transformer, truth: list[list[int]]
 ) -> None:
-    parts = under("shared", method)
-    rig = new_rig(parts, target, draft, lookahead=lookahead, budget=budget, kernels=plain_kernels())
+    parts, width = variant(method)
+    rig = new_rig(parts, target, draft, width=width, lookahead=lookahead, budget=budget, kernels=plain_kernels())
     assert isinstance(rig.round.verifier, GraphVerifier)
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
-    fixed = ("nothing", "last", "continuation", "uniform", "joint")
-    assert isinstance(rig.side.drafter, GraphDrafter) == (parts.needs_model and parts.planner in fixed)
+    planner = rig.side.planner
+    is_fixed = parts.cut == 0 and (planner is None or planner.is_fixed)
+    kind = TreeDrafter if width else GraphDrafter
+    assert isinstance(rig.side.drafter, kind) == (parts.needs_model and is_fixed)
     if budget > 1:
         assert bool(rig.sources["cache"]) == (parts.planner != "nothing")
     assert bool(rig.sources["draft"]) == (parts.fallback in ("draft", "batch", "measured"))
 
 
+@pytest.mark.parametrize("width", [0, 2])
 def test_a_launch_ahead_that_fails_loses_nothing(
-    target: Transformer, draft: Transformer, truth: list[list[int]]
+    width: int, target: Transformer, draft: Transformer, truth: list[list[int]]
 ) -> None:
     """What was decided before it is told first, then the failure, and everything goes on."""
-    rig = new_rig(under("shared", "ssd"), target, draft, kernels=plain_kernels())
+    rig = new_rig(under("shared", "ssd"), target, draft, width=width, kernels=plain_kernels())
     requests, launch, n_launches = new_requests(n=N_REQUESTS), rig.round.verifier.launch, 0
 
     def fails_now_and_then(batch: Batch, spec: Speculation) -> Pending:
@@ -231,10 +254,11 @@ def test_a_launch_ahead_that_fails_loses_nothing(
     assert list(outputs.values()) == truth
 
 
+@pytest.mark.parametrize("width", [0, 2])
 def test_whoever_leaves_while_a_round_is_in_flight_leaves_the_others_alone(
-    target: Transformer, draft: Transformer, truth: list[list[int]]
+    width: int, target: Transformer, draft: Transformer, truth: list[list[int]]
 ) -> None:
-    rig = new_rig(under("shared", "ssd"), target, draft, kernels=plain_kernels(), max_rows=4)
+    rig = new_rig(under("shared", "ssd"), target, draft, width=width, kernels=plain_kernels(), max_rows=4)
     requests = new_requests(n=N_REQUESTS)
     for request in requests:
         rig.scheduler.add(request)
@@ -250,19 +274,22 @@ def test_whoever_leaves_while_a_round_is_in_flight_leaves_the_others_alone(
         assert len(request.output) == len(output) or index % 3 == 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", VARIANTS)
 def test_a_draft_that_is_always_wrong_changes_nothing(method: str, target: Transformer, truth: list[list[int]]) -> None:
-    rig = new_rig(under("shared", method), target, new_model(seed=1), lookahead=3, budget=3)
+    parts, width = variant(method)
+    rig = new_rig(parts, target, new_model(seed=1), width=width, lookahead=3, budget=3)
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
 
 
 @pytest.mark.parametrize("draft_tokens", [1200, 0])  # 0: the draft has room for a text or two
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", VARIANTS)
 def test_preemption_changes_nothing(
     method: str, draft_tokens: int, target: Transformer, draft: Transformer, truth: list[list[int]]
 ) -> None:
-    parts = under("shared", method)
-    rig = new_rig(parts, target, draft, lookahead=3, budget=3, n_pages=14, max_tokens=64, draft_tokens=draft_tokens)
+    """Rooms shrink to nothing on the way."""
+    parts, width = variant(method)
+    sizes = {"n_pages": 14, "max_tokens": 64, "draft_tokens": draft_tokens}
+    rig = new_rig(parts, target, draft, width=width, lookahead=3, budget=3, **sizes)
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
     assert rig.scheduler.n_preemptions > 0
 
@@ -278,13 +305,14 @@ class AbortsInMidStep(Inline):
 
 
 @pytest.mark.parametrize("is_mid_step", [False, True])
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.drafts])
+@pytest.mark.parametrize("method", [name for name in VARIANTS if variant(name)[0].drafts])
 def test_requests_that_come_and_go(
     method: str, is_mid_step: bool, target: Transformer, draft: Transformer, truth: list[list[int]]
 ) -> None:
     """Three rows, a new request every other round, every third aborted: slots are reused."""
     link = AbortsInMidStep if is_mid_step else Inline
-    rig = new_rig(under("shared", method), target, draft, lookahead=3, budget=4, max_rows=3, link=link)
+    parts, width = variant(method)
+    rig = new_rig(parts, target, draft, width=width, lookahead=3, budget=4, max_rows=3, link=link)
     requests = new_requests(n=N_REQUESTS)
     waiting, aborted = list(requests), requests[1::3]
 

@@ -184,6 +184,7 @@ def new_rig(
         max_rows=max_rows,
         max_tokens=max_tokens,
         lookahead=lookahead,
+        depth=min(captured[0], lookahead) if captured else None,
     )
     rule = SharedNoise(Sampler(N_KNOWN))
     kernels = plain_kernels() if captured else None

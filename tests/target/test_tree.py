@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from saguaro.algo.tree import nodes_at
 from saguaro.draft.rows import DraftRow, Proposal
 from saguaro.model.transformer import Transformer
 from saguaro.target.graphed import GraphPending, GraphVerifier
@@ -181,10 +182,11 @@ def test_captured_steps_decide_simple_requests(
     page_size: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also if trees are deeper than the verifier looks."""
+    """Also if trees are deeper than the verifier looks. Two rows: a large batch has no room for trees."""
     link = proposing(Trees(simple_texts, grow, has_chains=True), lookahead)
-    n_pages = 1200 // page_size
-    rig = new_rig(model, link, lookahead=lookahead, page_size=page_size, n_pages=n_pages, captured=(depth, nodes))
+    sizes = {"page_size": page_size, "n_pages": 1200 // page_size, "max_rows": 2}
+    rig = new_rig(model, link, lookahead=lookahead, captured=(depth, nodes), **sizes)
+    assert nodes_at(2, nodes, depth) == nodes
     spy = Spy(rig, monkeypatch)
     assert rig.run(new_requests(SIMPLE)) == simple_truth
     assert spy.n_eager == 0

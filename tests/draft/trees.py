@@ -1,0 +1,55 @@
+"""Trees as tests read them: followed from the root, with every invariant of draft/tree.py checked on the way."""
+
+from dataclasses import dataclass
+
+from saguaro.draft.tree import NEVER, ROOT, UNUSED, Trees
+
+Path = tuple[int, ...]  # tokens from below the root down
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A listed node: its number (place of its parent * W + rank), its score, and its own place; -1: not expanded."""
+
+    node: int
+    score: float
+    place: int
+
+
+def entries(trees: Trees, row: int) -> dict[Path, Entry]:
+    """Every node below a row's root, by the tokens that lead to it; fails if an invariant does not hold."""
+    width = trees.token.shape[2]
+    root = int(trees.root[row])
+    assert int(trees.node[row, root]) == ROOT
+    assert int(trees.depth[row, root]) == 0
+    text = int(trees.position[row, root]) + 1
+    found: dict[Path, Entry] = {}
+    used = {root, UNUSED}
+    todo: list[tuple[Path, int, list[int], float]] = [((), root, [], 0.0)]
+    while todo:
+        path, place, places, own = todo.pop()
+        assert int(trees.depth[row, place]) == len(path)
+        assert int(trees.position[row, place]) == text - 1 + len(path)
+        assert trees.path[row, place].tolist() == [*places, *[-1] * (trees.path.shape[2] - len(places))]
+        tokens, scores = trees.token[row, place].tolist(), trees.score[row, place].tolist()
+        listed = [rank for rank in range(width) if scores[rank] > NEVER]
+        assert len({tokens[rank] for rank in listed}) == len(listed), "siblings with the same token"
+        for rank in listed:
+            assert scores[rank] < own, "a score that does not fall"
+            child, node = int(trees.place[row, place, rank]), place * width + rank
+            found[*path, tokens[rank]] = Entry(node, scores[rank], child)
+            if child >= 0:
+                assert child not in used, "two nodes at one place"
+                assert int(trees.node[row, child]) == node
+                used.add(child)
+                todo.append(((*path, tokens[rank]), child, [*places, child], scores[rank]))
+    assert used == {place for place, is_used in enumerate(trees.is_used[row].tolist()) if is_used}
+    assert bool((trees.score[row, UNUSED] == NEVER).all())
+    listing = [place for place in range(UNUSED) if bool((trees.score[row, place] > NEVER).any())]
+    assert set(listing) <= used, "children of a place that is free"
+    return found
+
+
+def expanded(found: dict[Path, Entry]) -> dict[Path, int]:
+    """The places of the nodes that have one."""
+    return {path: entry.place for path, entry in found.items() if entry.place >= 0}
