@@ -25,7 +25,7 @@ from saguaro.draft.model import Prepared
 from saguaro.draft.planner import Planner
 from saguaro.draft.rows import DraftRow, GrowthBudget, Proposal, Wanted
 from saguaro.draft.texts import DraftTexts
-from saguaro.draft.tree import NEVER, NO_TREE, PLACES, ROOT
+from saguaro.draft.tree import AT_PLACE, NEVER, NO_TREE, PLACES, ROOT, Trees
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVPlan
 from saguaro.model.transformer import Transformer
@@ -63,8 +63,14 @@ class TreeDrafter(DraftTexts):
         self._stream, self._graphs = SideStream(device), Graphs(device)
         self._lines = self._growth.lines.host.numpy()
         self._began, self._done, self._grown = Moment(device), Moment(device), Moment(device)
+        self._sent = Moment(device)  # the lines; the host may write the next ones
         self._in_flight: dict[int, list[int]] = {}  # by slot: the nodes that are being verified
         self._landing: dict[int, tuple[int, int]] = {}  # by slot: node and bonus of an outcome not yet applied
+
+    @property
+    def trees(self) -> Trees:
+        """The trees of all slots."""
+        return self._growth.trees
 
     @property
     def n_steps(self) -> int:
@@ -135,8 +141,9 @@ class TreeDrafter(DraftTexts):
         self, rows: Sequence[DraftRow], planner: Planner | None, outcome: Outcome, is_late: Callable[[], bool]
     ) -> Prepared:
         """Grow the trees in flight until done or late. On a GPU this only launches the work."""
+        self._graft([row for row in rows if row.slot not in self._in_flight and row.parents is None])
         rows = [row for row in rows if row.slot in self._in_flight]
-        if not rows:
+        if not rows or is_late():
             return Planned.nothing()
         with self._stream():
             self._began.mark()
@@ -149,6 +156,17 @@ class TreeDrafter(DraftTexts):
             self._grown.mark()
         return Grown(self._began, self._grown)
 
+    def _graft(self, rows: Sequence[DraftRow]) -> None:
+        """Start trees for rows whose speculation, if any, is not of a tree."""
+        ready = self.ready(rows)
+        if not ready:
+            return
+        self._run("graft", ready, self._growth.graft, self._shape)
+        for row in ready:
+            self.trunks[row.slot].n_computed = len(row.text)
+            self._landing.pop(row.slot, None)
+            self._in_flight[row.slot] = [AT_PLACE - 1 - k for k in range(len(row.speculation))]
+
     def adopt(self, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
         """Not used: see `serve`."""
         raise NotImplementedError("a tree is served, not adopted")
@@ -159,12 +177,16 @@ class TreeDrafter(DraftTexts):
         with self._stream(), torch.inference_mode():
             self._lines[:size] = self._padding_line()
             self._growth.lines.send(size)
+            self._sent.mark()
             shapes = {self._shape.at(size, room) for room in (self._shape.lookahead, self._shape.nodes)}
             for shape in shapes:
                 calls = (("draft", self._growth.draft), ("respond", self._growth.respond))
                 for name, function in calls[: 2 if prepares else 1]:
                     self._graphs.run((name, size, shape.is_chain), partial(function, size, shape, None))
             if prepares:
+                self._graphs.run(
+                    ("graft", size, self._shape.is_chain), partial(self._growth.graft, size, self._shape, None)
+                )
                 shape = self._shape.at(size, self._shape.nodes)
                 self._graphs.run(("prepare", size), partial(self._growth.prepare, size, shape, self._n_grown, never))
 
@@ -178,7 +200,7 @@ class TreeDrafter(DraftTexts):
     ) -> list[list[int]]:
         """Run a function for these rows. Returns whether each was a hit, then node, token and parent by turns."""
         with self._stream():
-            if name == "draft":
+            if name != "respond":
                 self._catch_up(rows)
             size = self._write(rows)
             if self._is_captured:
@@ -217,19 +239,23 @@ class TreeDrafter(DraftTexts):
         self._growth.requests = rows
         self._growth.tables.write((row.slot, self.trunks[row.slot].table.pages) for row in rows)
         size = bucket(len(rows)) if self._is_captured else len(rows)
+        self._sent.wait()
         lines = [self._line(row) for row in rows]
         self._lines[:size] = lines + [self._padding_line()] * (size - len(lines))
         self._growth.lines.send(size)
+        self._sent.mark()
         return size
 
     def _line(self, row: DraftRow) -> list[int]:
         request = row.request
         node, bonus = self._landing.get(row.slot, (NO_TREE, 0))
         facts = [row.slot, len(row.text), request.seed, float_bits(request.params.temperature), node, bonus]
-        return [*facts, *([0, *row.text][-2:])]
+        n = min(len(row.speculation), self._shape.lookahead)
+        flight = [*row.speculation[:n], *[0] * (self._shape.lookahead - n)]
+        return [*facts, n, *([0, *row.text][-2:]), *flight]
 
     def _padding_line(self) -> list[int]:
-        return [self._padding, 0, 0, 0, NO_TREE, 0, 0, 0]
+        return [self._padding, 0, 0, 0, NO_TREE, 0, 0, 0, 0, *[0] * self._shape.lookahead]
 
 
 @dataclass(frozen=True)

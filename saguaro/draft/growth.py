@@ -23,6 +23,7 @@ from saguaro.draft.tree import (
     Trees,
     best,
     expand,
+    force,
     land,
     pick,
     reroot,
@@ -32,8 +33,9 @@ from saguaro.kernels.bundle import Kernels
 from saguaro.kv.tables import PageTables
 from saguaro.target.sampler import Context, Sampler, is_plain
 
-SLOT, TEXT, SEED, TEMPERATURE, NODE, BONUS, LAST = range(7)  # columns of a row's line; two tokens come last
-N_COLUMNS = LAST + 2
+# Columns of a row's line: its last two tokens from LAST on, then K tokens in flight that no tree proposed.
+SLOT, TEXT, SEED, TEMPERATURE, NODE, BONUS, LENGTH, LAST = range(8)
+FLIGHT = LAST + 2
 MOST_EXPANDED = 64  # nodes that a step expands in all rows: with more, products are not bound by reading weights
 
 Ranked = tuple[Tensor, Tensor]  # [B * R, W] each: tokens and scores of children, best first
@@ -71,7 +73,7 @@ class Shape:
 class _Rows:
     """The rows of a call."""
 
-    lines: Tensor  # [B, N_COLUMNS]
+    lines: Tensor  # [B, FLIGHT + K]
     trees: Trees
     pages: Tensor  # [B, P]
     scratch: Tensor  # [B] int64: KV index of place 0
@@ -106,10 +108,10 @@ class Growth:
         self._scratch, self._kernels, self._sampler, self._n_known = texts.scratch, kernels, sampler, n_known
         device, size = self._cache.device, bucket(max_rows)
         self._width = min(shape.n_children, n_known)
-        self._trees = Trees.empty(max_rows + 1, self._width, shape.depth, device)  # the last slot is for padding
+        self.trees = Trees.empty(max_rows + 1, self._width, shape.depth, device)  # the last slot is for padding
         self._chances = Chances(self._width, device)
         self.tables = PageTables(max_rows, texts.longest, self._cache.page_size, device)
-        self.lines = Mirror((size, N_COLUMNS), torch.int64, device)
+        self.lines = Mirror((size, FLIGHT + shape.lookahead), torch.int64, device)
         self.found = Mirror((size, 1 + 4 * shape.nodes), torch.int64, device)  # is_hit; of nodes: see _return
         self.requests: Sequence[DraftRow] = ()  # rows of the current call
         self.n_steps = 0  # of the last draft
@@ -138,6 +140,19 @@ class Growth:
         reroot(rows.trees, landing)
         self._return(rows, shape, landing.is_hit.long())
 
+    def graft(self, size: int, shape: Shape, budget: GrowthBudget | None) -> None:
+        """Start a tree after each text, along the tokens in flight: they are put at the places 1, 2, 3 ..."""
+        rows = self._rows(size)
+        self._land(rows)
+        self._put(rows, start(rows.trees, rows.lines[:, TEXT]), self._compute_text(rows))
+        above = rows.trees.root
+        for k in range(shape.lookahead):
+            is_wanted = rows.lines[:, LENGTH] > k
+            picked = force(rows.trees, above, rows.lines[:, FLIGHT + k], is_wanted)
+            self._put(rows, picked, self._compute(rows, self._computed(rows, picked)))
+            above = torch.where(is_wanted, picked.place[:, 0], above)
+        self.trees.put(rows.lines[:, SLOT], rows.trees)
+
     def prepare(self, size: int, shape: Shape, n_steps: int, is_late: Callable[[], bool]) -> None:
         """Grow, the likeliest nodes first."""
         rows = self._rows(size)
@@ -150,13 +165,13 @@ class Growth:
                 break
         if before is not None:
             self._put(rows, *before)
-        self._trees.put(rows.lines[:, SLOT], rows.trees)
+        self.trees.put(rows.lines[:, SLOT], rows.trees)
 
     def _rows(self, size: int) -> _Rows:
         lines = self.lines.device[:size]
         slots, heat = lines[:, SLOT], as_float(lines[:, TEMPERATURE])
         scratch = self._scratch + slots * (PLACES + 1)
-        return _Rows(lines, self._trees.rows(slots), self.tables.device[slots], scratch, heat)
+        return _Rows(lines, self.trees.rows(slots), self.tables.device[slots], scratch, heat)
 
     def _land(self, rows: _Rows) -> Landing:
         """Learn from the outcome, and copy the keys and values that are text now behind the text."""
@@ -192,7 +207,9 @@ class Growth:
             self._put(rows, *before)
         if budget is not None and not budget.goes_on(self.requests, self._worth(rows.trees).tolist()):
             return None
-        picked = pick(rows.trees, shape.width, depth, is_chain)
+        return self._computed(rows, pick(rows.trees, shape.width, depth, is_chain))
+
+    def _computed(self, rows: _Rows, picked: Picked) -> _Computed:
         return _Computed(
             picked,
             kv_index=rows.scratch[:, None] + picked.place,
@@ -237,8 +254,8 @@ class Growth:
         kv_index = torch.where(is_real, kv_index, rows.scratch[:, None] + PLACES)  # the unused place
         starts = torch.arange(n + 1, dtype=torch.int32, device=device) * 2
         step = Step(
-            rows.lines[:, LAST:].flatten(), positions.clamp(min=0).flatten(), kv_index.flatten(), starts[:0].long(),
-            rows.pages, starts, text.int(), 2, self._longest,
+            rows.lines[:, LAST:FLIGHT].flatten(), positions.clamp(min=0).flatten(), kv_index.flatten(),
+            starts[:0].long(), rows.pages, starts, text.int(), 2, self._longest,
         )  # fmt: skip
         hidden = self._runner.hidden(step)[1::2]
         return self._rank(rows, hidden, text[:, None], lambda: [[[]] for _ in self.requests])
@@ -284,7 +301,7 @@ class Growth:
         out[:, 0] = is_hit
         out[:, 1 : 1 + found.shape[1]] = found
         out[:, 1 + found.shape[1] :] = -1
-        self._trees.put(rows.lines[:, SLOT], rows.trees)
+        self.trees.put(rows.lines[:, SLOT], rows.trees)
 
     def _worth(self, trees: Trees) -> Tensor:  # [B]
         """The probability that expanding each row's likeliest open node adds an accepted token, as estimated."""

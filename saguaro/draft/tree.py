@@ -23,6 +23,8 @@ NEVER = float("-inf")
 SURE = -1e-3  # largest log-probability of a child: a path's score falls with every node
 ROOT = -1  # a node: none, but the root itself
 NO_TREE = -2  # a node: the row's tree was not verified
+AT_PLACE = -3  # a node at place p is also named AT_PLACE - p
+UNLIKELY = -5.0  # log-probability of a child that the draft did not think of
 
 
 @dataclass
@@ -133,6 +135,33 @@ def pick(trees: Trees, n: int, depth: int, is_chain: bool) -> Picked:
     )
 
 
+def force(trees: Trees, above: Tensor, token: Tensor, is_wanted: Tensor) -> Picked:  # [B] each
+    """The child with this token at a place, to be expanded next; if there is none, it takes the last child's entry."""
+    row = torch.arange(len(above), device=above.device)
+    width = trees.token.shape[2]
+    is_it = (trees.token[row, above] == token[:, None]) & (trees.score[row, above] > NEVER)
+    is_there = is_it.any(1)
+    rank = torch.where(is_there, is_it.long().argmax(1), width - 1)
+    node = trees.node[row, above]
+    own = torch.where(node < 0, 0.0, trees.score.flatten(1).gather(1, node.clamp(min=0)[:, None])[:, 0])
+    score = torch.where(is_there, trees.score[row, above, rank], own + UNLIKELY)
+    place = torch.where(is_wanted, trees.is_used.long().argmin(1), UNUSED)
+    trees.token[row, above, rank] = torch.where(is_wanted, token, trees.token[row, above, rank])
+    trees.score[row, above, rank] = torch.where(is_wanted, score, trees.score[row, above, rank])
+    depth = trees.depth[row, above]
+    path = trees.path[row, above].scatter(1, depth.clamp(max=trees.path.shape[2] - 1)[:, None], place[:, None])
+    return Picked(
+        index=(above * width + rank)[:, None],
+        is_real=is_wanted[:, None],
+        place=place[:, None],
+        token=token[:, None],
+        position=trees.position[row, above][:, None] + 1,
+        depth=depth[:, None] + 1,
+        path=path[:, None],
+        score=score.masked_fill(~is_wanted, NEVER)[:, None],
+    )
+
+
 def expand(trees: Trees, picked: Picked, ranked: tuple[Tensor, Tensor, Tensor]) -> None:
     """Put the picked nodes at their places, with these children: tokens, log-chances and bins [B, R, W]."""
     token, chance, bins = ranked
@@ -184,7 +213,9 @@ class Landing:
 def land(trees: Trees, node: Tensor, bonus: Tensor) -> Landing:  # [B] each
     """Find the outcome: the last accepted node (or ROOT, or NO_TREE), and the target's token after it."""
     width = trees.token.shape[2]
-    is_tree = node > NO_TREE
+    is_tree = node != NO_TREE
+    named = trees.node.gather(1, (AT_PLACE - node).clamp(0, UNUSED)[:, None])[:, 0]
+    node = torch.where(node <= AT_PLACE, named, node)
     holder = torch.where(node < 0, trees.root, node.clamp(min=0) // width)  # the place that lists the node
     own = torch.where(node < 0, trees.root, trees.place.flatten(1).gather(1, node.clamp(min=0)[:, None])[:, 0])
     last = torch.where(own < 0, holder, own)

@@ -71,7 +71,7 @@ class Rig:
             drafter.pool.check(trunk.table for trunk in drafter.trunks.values())
         if isinstance(drafter, TreeDrafter):
             for slot in drafter._in_flight:
-                entries(drafter._trees, slot)
+                entries(drafter.trees, slot)
         for request in self.scheduler.running:
             row = self.side.rows.get(request.slot)
             assert row is None or request.tokens[: len(row.text)] == row.text, "the draft believes in another text"
