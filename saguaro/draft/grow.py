@@ -11,7 +11,7 @@ the bookkeeping; the host sends one line of numbers per row and waits once. On a
 import math
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -54,8 +54,7 @@ class TreeDrafter(DraftTexts):
         kernels: Kernels | None = None,
     ) -> None:
         n_slots = max_rows + 1  # the last is for padding
-        after = 2 * (shape.lookahead + 1)
-        super().__init__(model, kv, n_after=after, kernels=kernels, n_scratch=n_slots * (PLACES + 1))
+        super().__init__(model, kv, n_after=shape.most_text, kernels=kernels, n_scratch=n_slots * (PLACES + 1))
         self._growth = Growth(self, sampler, shape, max_rows=max_rows, n_known=n_known, kernels=kernels)
         self._shape, self._n_grown, self.grows = shape, n_grown, n_grown > 0
         device, self._padding = model.device, max_rows
@@ -178,17 +177,17 @@ class TreeDrafter(DraftTexts):
             self._lines[:size] = self._padding_line()
             self._growth.lines.send(size)
             self._sent.mark()
+            growth, each = self._growth, (2, self._shape.most_text)
             shapes = {self._shape.at(size, room) for room in (self._shape.lookahead, self._shape.nodes)}
-            for shape in shapes:
-                calls = (("draft", self._growth.draft), ("respond", self._growth.respond))
-                for name, function in calls[: 2 if prepares else 1]:
-                    self._graphs.run((name, size, shape.is_chain), partial(function, size, shape, None))
+            calls = [("draft", growth.draft, replace(shape, n_text=n)) for shape in shapes for n in each]
             if prepares:
-                self._graphs.run(
-                    ("graft", size, self._shape.is_chain), partial(self._growth.graft, size, self._shape, None)
-                )
+                calls += [("respond", growth.respond, shape) for shape in shapes]
+                calls += [("graft", growth.graft, replace(self._shape, n_text=n)) for n in each]
+            for name, function, shape in calls:
+                self._graphs.run((name, size, shape), partial(function, size, shape, None))
+            if prepares:
                 shape = self._shape.at(size, self._shape.nodes)
-                self._graphs.run(("prepare", size), partial(self._growth.prepare, size, shape, self._n_grown, never))
+                self._graphs.run(("prepare", size), partial(growth.prepare, size, shape, self._n_grown, never))
 
     def _run(
         self,
@@ -201,10 +200,10 @@ class TreeDrafter(DraftTexts):
         """Run a function for these rows. Returns whether each was a hit, then node, token and parent by turns."""
         with self._stream():
             if name != "respond":
-                self._catch_up(rows)
+                shape = replace(shape, n_text=self._catch_up(rows))
             size = self._write(rows)
             if self._is_captured:
-                self._graphs.run((name, size, shape.is_chain), partial(function, size, shape, None))
+                self._graphs.run((name, size, shape), partial(function, size, shape, None))
             else:
                 function(size, shape, budget)
             self._growth.found.fetch(len(rows))
@@ -220,19 +219,23 @@ class TreeDrafter(DraftTexts):
         self._in_flight[row.slot] = nodes[::3]
         row.propose(nodes[1::3], CACHE, parents=None if shape.is_chain else nodes[2::3])
 
-    def _catch_up(self, rows: Sequence[DraftRow]) -> None:
-        """Compute each text up to its last two tokens."""
-        segments = []
+    def _catch_up(self, rows: Sequence[DraftRow]) -> int:
+        """Compute each text up to its last two tokens. Returns how many are left; if steps are captured, it may be more
+        and nothing is computed here."""
+        segments, n_left = [], 2
         for row in rows:
             trunk, end = self.trunks[row.slot], len(row.text) - 2
             if row.slot in self._landing:  # the tree has what is missing
                 trunk.n_computed = max(trunk.n_computed, end)
+            elif trunk.n_computed < end and self._is_captured:
+                n_left = self._shape.most_text
             elif trunk.n_computed < end:
                 tokens = row.text[trunk.n_computed : end]
                 segments.append(Segment(tokens, trunk.n_computed, trunk.table.pages, 0))
                 trunk.n_computed = end
         if segments:
             self.forward(segments)
+        return n_left
 
     def _write(self, rows: Sequence[DraftRow]) -> int:
         """Send the lines of these rows. Returns the number of lines, padding included."""
@@ -252,10 +255,11 @@ class TreeDrafter(DraftTexts):
         facts = [row.slot, len(row.text), request.seed, float_bits(request.params.temperature), node, bonus]
         n = min(len(row.speculation), self._shape.lookahead)
         flight = [*row.speculation[:n], *[0] * (self._shape.lookahead - n)]
-        return [*facts, n, *([0, *row.text][-2:]), *flight]
+        text = row.text[-self._shape.most_text :]
+        return [*facts, n, *flight, *[0] * (self._shape.most_text - len(text)), *text]
 
     def _padding_line(self) -> list[int]:
-        return [self._padding, 0, 0, 0, NO_TREE, 0, 0, 0, 0, *[0] * self._shape.lookahead]
+        return [self._padding, 0, 0, 0, NO_TREE, 0, 0, *[0] * (self._shape.lookahead + self._shape.most_text)]
 
 
 @dataclass(frozen=True)

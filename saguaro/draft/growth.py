@@ -33,9 +33,8 @@ from saguaro.kernels.bundle import Kernels
 from saguaro.kv.tables import PageTables
 from saguaro.target.sampler import Context, Sampler, is_plain
 
-# Columns of a row's line: its last two tokens from LAST on, then K tokens in flight that no tree proposed.
-SLOT, TEXT, SEED, TEMPERATURE, NODE, BONUS, LENGTH, LAST = range(8)
-FLIGHT = LAST + 2
+# Columns of a row's line. From FLIGHT on: K tokens in flight that no tree proposed, then the last tokens of the text.
+SLOT, TEXT, SEED, TEMPERATURE, NODE, BONUS, LENGTH, FLIGHT = range(8)
 MOST_EXPANDED = 64  # nodes that a step expands in all rows: with more, products are not bound by reading weights
 
 Ranked = tuple[Tensor, Tensor]  # [B * R, W] each: tokens and scores of children, best first
@@ -49,6 +48,12 @@ class Shape:
     nodes: int  # N: nodes verified, at most
     width: int  # R: nodes of a row expanded per step; 1: a chain, if nodes is not above lookahead
     n_children: int = 8  # W: candidates kept after a node
+    n_text: int = 2  # last tokens of the text that are computed first: those that may be new
+
+    @property
+    def most_text(self) -> int:
+        """Most tokens of a text that may be new, of a row that is drafted for."""
+        return 2 * (self.lookahead + 1)
 
     @property
     def depth(self) -> int:
@@ -73,7 +78,7 @@ class Shape:
 class _Rows:
     """The rows of a call."""
 
-    lines: Tensor  # [B, FLIGHT + K]
+    lines: Tensor  # [B, columns]
     trees: Trees
     pages: Tensor  # [B, P]
     scratch: Tensor  # [B] int64: KV index of place 0
@@ -111,7 +116,7 @@ class Growth:
         self.trees = Trees.empty(max_rows + 1, self._width, shape.depth, device)  # the last slot is for padding
         self._chances = Chances(self._width, device)
         self.tables = PageTables(max_rows, texts.longest, self._cache.page_size, device)
-        self.lines = Mirror((size, FLIGHT + shape.lookahead), torch.int64, device)
+        self.lines = Mirror((size, FLIGHT + shape.lookahead + shape.most_text), torch.int64, device)
         self.found = Mirror((size, 1 + 4 * shape.nodes), torch.int64, device)  # is_hit; of nodes: see _return
         self.requests: Sequence[DraftRow] = ()  # rows of the current call
         self.n_steps = 0  # of the last draft
@@ -121,7 +126,7 @@ class Growth:
         rows = self._rows(size)
         self._land(rows)
         picked = start(rows.trees, rows.lines[:, TEXT])
-        ranked = self._compute_text(rows)
+        ranked = self._compute_text(rows, shape.n_text)
         self.n_steps = 1
         while self.n_steps < shape.lookahead:
             computed = self._next(rows, (picked, ranked), shape, shape.lookahead, budget, shape.is_chain)
@@ -144,7 +149,7 @@ class Growth:
         """Start a tree after each text, along the tokens in flight: they are put at the places 1, 2, 3 ..."""
         rows = self._rows(size)
         self._land(rows)
-        self._put(rows, start(rows.trees, rows.lines[:, TEXT]), self._compute_text(rows))
+        self._put(rows, start(rows.trees, rows.lines[:, TEXT]), self._compute_text(rows, shape.n_text))
         above = rows.trees.root
         for k in range(shape.lookahead):
             is_wanted = rows.lines[:, LENGTH] > k
@@ -244,20 +249,20 @@ class Growth:
         )  # fmt: skip
         return None if found is None else _Computed(Picked(*found[:8]), *found[8:])
 
-    def _compute_text(self, rows: _Rows) -> Ranked:
-        """Compute the last two tokens of each text, as either may be new. Returns the children of the last."""
-        n, text = len(rows.lines), rows.lines[:, TEXT]
+    def _compute_text(self, rows: _Rows, n: int) -> Ranked:
+        """Compute the last n tokens of each text. Returns the children of the last."""
+        text = rows.lines[:, TEXT]
         device = text.device
-        positions = text[:, None] - 2 + torch.arange(2, device=device)
+        positions = text[:, None] - n + torch.arange(n, device=device)
         is_real = (positions >= 0) & (text > 0)[:, None]
         kv_index = kv_indices_at(rows.pages, positions, is_real, self._cache.page_size)
         kv_index = torch.where(is_real, kv_index, rows.scratch[:, None] + PLACES)  # the unused place
-        starts = torch.arange(n + 1, dtype=torch.int32, device=device) * 2
+        starts = torch.arange(len(text) + 1, dtype=torch.int32, device=device) * n
         step = Step(
-            rows.lines[:, LAST:FLIGHT].flatten(), positions.clamp(min=0).flatten(), kv_index.flatten(),
-            starts[:0].long(), rows.pages, starts, text.int(), 2, self._longest,
+            rows.lines[:, -n:].flatten(), positions.clamp(min=0).flatten(), kv_index.flatten(),
+            starts[:0].long(), rows.pages, starts, text.int(), n, self._longest,
         )  # fmt: skip
-        hidden = self._runner.hidden(step)[1::2]
+        hidden = self._runner.hidden(step)[n - 1 :: n]
         return self._rank(rows, hidden, text[:, None], lambda: [[[]] for _ in self.requests])
 
     def _compute(self, rows: _Rows, nodes: _Computed) -> Ranked:
