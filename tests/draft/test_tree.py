@@ -172,6 +172,7 @@ def settle(grove: Grove, n: int, depth: int) -> None:
     for row in lost:
         assert bool((grove.trees.score[row] == -math.inf).all())
         assert grove.trees.is_used[row].nonzero().flatten().tolist() == [UNUSED]
+        assert not land(grove.trees, torch.full((n_rows,), NO_TREE), torch.zeros(n_rows).long()).is_hit[row]
     if lost:
         grove.begin(lost)
     grove.check()
