@@ -23,7 +23,7 @@ from saguaro.kv.memory import KVCache
 from saguaro.model.transformer import KVWrite, Transformer
 from saguaro.target.request import Request
 from saguaro.target.sampler import Sampler
-from saguaro.types import CACHE
+from saguaro.types import CACHE, RoundEvent
 from tests.draft.trees import entries, expanded
 from tests.round.tabular import Clock, under
 from tests.round.test_conformance import Rig, new_rig
@@ -130,6 +130,21 @@ def test_texts_up_to_the_limit(method: str, kind: str, target: Transformer) -> N
     found = rig.run([near, *others])
     twin = Request("twin", near.prompt, replace(params, max_tokens=30), seed=3)
     assert found == [true_output(target, request) for request in (twin, *others)]
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_rows_that_are_not_prepared_for_are_never_hit(kind: str, target: Transformer) -> None:
+    """Though a wide tree has more nodes than are verified, so that it could be hit without being grown."""
+    rig = new_tree_rig(target.without([1]), target, kind, width=8, n_more=1, lookahead=4)
+    requests = requests_of(6, max_tokens=20)
+    for request in requests[::2]:
+        request.params = replace(request.params, prepare=False)
+    events: list[RoundEvent] = []
+    rig.round.observers.append(events.append)
+    assert rig.run(requests) == [true_output(target, request) for request in requests]
+    hit = {row.request for event in events for row in event.rows if row.source == "cache"}
+    assert hit
+    assert hit <= {request.id for request in requests[1::2]}
 
 
 # What the trees hold
