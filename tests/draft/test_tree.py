@@ -178,7 +178,7 @@ def settle(grove: Grove, n: int, depth: int) -> None:
     grove.check()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_trees_are_what_they_are_pictured(data: st.DataObject) -> None:
     """Random growth, outcomes and re-roots of a few rows: node by node, nothing above or beside the root survives."""

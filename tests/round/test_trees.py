@@ -7,6 +7,7 @@ show: a draft that is the target is always right, and the keys and values of tex
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -51,7 +52,7 @@ def drafter_of(rig: Rig) -> TreeDrafter:
 def new_tree_rig(
     draft: Transformer, target: Transformer, kind: str = "eager", method: str = "ssd", **sizes: int
 ) -> Rig:
-    usual = {"width": 2, "lookahead": 3, "budget": 3, "max_rows": 3}
+    usual: dict[str, Any] = {"width": 2, "lookahead": 3, "budget": 3, "max_rows": 3}
     return new_rig(under("shared", method, fallback="draft"), target, draft, kernels=KERNELS[kind](), **usual | sizes)
 
 
@@ -106,7 +107,7 @@ def requests_of(n: int, max_tokens: int = 40) -> list[Request]:
 
 @pytest.mark.parametrize("kind", KERNELS)
 @pytest.mark.parametrize("share", [0.5, 1.0])
-@pytest.mark.parametrize(("max_rows", "width", "n_more"), [(1, 2, 3), (3, 2, 3), (3, 12, 20), (8, 3, 6)])
+@pytest.mark.parametrize(("max_rows", "width", "n_more"), [(1, 2, 3), (3, 12, 8), (8, 3, 6)])
 def test_a_draft_that_is_the_target_is_always_right(
     max_rows: int, width: int, n_more: int, share: float, kind: str, target: Transformer
 ) -> None:
@@ -114,7 +115,7 @@ def test_a_draft_that_is_the_target_is_always_right(
     rig = new_tree_rig(target, target, kind, max_rows=max_rows, width=width, n_more=n_more)
     rig.side.economy = Moody(seed=max_rows, share=share)
     seen = Rightness(rig)
-    seen.run(requests_of(6))
+    seen.run(requests_of(6, max_tokens=24))
     assert seen.n_rounds > 20
     assert seen.n_cached > (5 if share < 1 else seen.n_rounds / 2)
 
@@ -200,7 +201,7 @@ def check_memory(rig: Rig, draft: Transformer) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kind", KERNELS)
-@pytest.mark.parametrize(("width", "n_more", "share"), [(2, 3, 1.0), (3, 6, 0.8), (12, 10, 1.0)])
+@pytest.mark.parametrize(("width", "n_more", "share"), [(2, 3, 0.8), (12, 10, 1.0)])
 def test_text_and_tree_are_those_of_a_fresh_read(
     width: int, n_more: int, share: float, kind: str, target: Transformer
 ) -> None:
