@@ -100,7 +100,8 @@ class TreeDrafter(DraftTexts):
         self._in_flight = {}
         if not is_prepared:
             return list(wanted)
-        ready = [(row, n) for row, n in wanted if row.slot in self._landing and self.reserve(row)]
+        asked = [(row, n) for row, n in wanted if row.request.params.prepare]
+        ready = [(row, n) for row, n in asked if row.slot in self._landing and self.reserve(row)]
         if not ready:
             return list(wanted)
         shape = self._shape.at(len(ready), max(n for _, n in ready))
@@ -111,7 +112,7 @@ class TreeDrafter(DraftTexts):
             if is_hit and nodes:
                 self._launch(row, n, nodes, shape)
                 missed.discard(row.slot)
-        self._landing = {}
+            del self._landing[row.slot]
         return [(row, n) for row, n in wanted if row.slot in missed]
 
     @torch.inference_mode()

@@ -246,7 +246,7 @@ def reroot(trees: Trees, landing: Landing) -> None:
     is_left = moved < trees.path.shape[2]
     moved = moved.clamp(max=trees.path.shape[2] - 1)[:, None].expand_as(trees.path)
     trees.path = trees.path.gather(2, moved).masked_fill(~is_left[:, None], -1)
-    trees.depth = trees.depth - n[:, None]
+    trees.depth = (trees.depth - n[:, None]).scatter(1, root[:, None], 0)  # also that of a root that is none
     trees.is_used = is_below
     trees.is_used[:, UNUSED] = True
     trees.root = root

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saguaro.config import SamplingParams
+from saguaro.draft.cache import SpeculationCache
 from saguaro.draft.load import load_draft
 from saguaro.draft.model import ModelDrafter
 from saguaro.draft.ngram import Ngram
@@ -223,6 +224,7 @@ def test_what_was_prepared_is_what_would_be_drafted(folder: Path, planner: str) 
 
 def prepared(draft: DraftSide, slot: int) -> list[tuple[int, int]]:
     """The outcomes of a row that were prepared."""
+    assert isinstance(draft.cache, SpeculationCache)
     at, length = torch.tensor([slot]), torch.tensor([K])
     every = [(k, token) for k in range(K + 1) for token in range(V)]
     return [

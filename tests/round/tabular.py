@@ -65,6 +65,7 @@ class Tabular:
     """A model that is a table; it has what Runner and ModelDrafter use of a Transformer."""
 
     def __init__(self, law: Tensor) -> None:  # [N_POSITIONS, V, V]: position and token before -> law of the next
+        """Or [2, N_POSITIONS, V, V]: which of two depends on all tokens before, read by attention."""
         self.law, self._logits = law, law.log()
         self.spec = ModelSpec(
             architecture="LlamaForCausalLM",
@@ -89,7 +90,16 @@ class Tabular:
 
     def __call__(self, tokens: Tensor, positions: Tensor, attention: Any, by: Any = None) -> Tensor:  # -> [T, V]
         """The hidden state after a token is its row."""
-        return self._logits[positions, tokens]
+        if self.law.ndim == 3:
+            return self._logits[positions, tokens]
+        where = attention.place(0)
+        memory = torch.zeros(len(tokens), 2, 2, dtype=torch.float64)  # a key and a value; all keys are alike
+        memory[:, 1] = sign(positions, tokens)[:, None]
+        where.memory.index_copy_(0, where.kv_index, memory)
+        mean = attention.run(0, torch.zeros(len(tokens), 1, 2, dtype=torch.float64))[:, 0]
+        total = mean * (positions + 1)
+        assert bool(((total - total.round()).abs() < 1e-6).all()), "keys that are not those of a text"
+        return self._logits[total.round().long() % 2, positions, tokens]
 
     def logits(self, hidden: Tensor, by: Any = None) -> Tensor:  # [L, V]
         """A copy, for whoever shapes it."""
@@ -98,6 +108,19 @@ class Tabular:
     def as_model(self) -> Transformer:
         """Under the name that the engine knows."""
         return cast(Transformer, self)
+
+
+def sign(position: Tensor | int, token: Tensor | int) -> Any:
+    """What a token adds to the number that chooses one of two laws."""
+    return (3 * position + 5 * token + position * token) % 7
+
+
+def row_of(law: Tensor, text: Sequence[int]) -> Tensor:  # [V]
+    """The law of the token after a text."""
+    at = len(text) - 1
+    if law.ndim == 3:
+        return law[at, text[-1]]
+    return law[sum(sign(i, token) for i, token in enumerate(text)) % 2, at, text[-1]]
 
 
 def new_law(seed: int, n_vocab: int = 3, width: int = 2) -> Tensor:  # [N_POSITIONS, V, V]
@@ -145,7 +168,7 @@ def text_law(
                 longer[text] = chance
                 continue
             full = (*prompt, *text)
-            row = law[len(full) - 1, full[-1]]
+            row = row_of(law, full)
             for token, p in enumerate((shape(row, text) if shape else row).tolist()):
                 if p > 0:
                     longer[*text, token] = chance * p
@@ -343,6 +366,8 @@ class Setting:
     target: Tensor  # [N_POSITIONS, V, V]
     draft: Tensor
     lookahead: int = 1
+    width: int = 0  # R; 0: no trees
+    nodes: int = 0  # N; 0: as many as the lookahead
     budget: int = 2
     n_rows: int = 1
     max_tokens: int = 3
@@ -386,6 +411,8 @@ def new_rig(setting: Setting) -> Rig:
         verification=method.verification,
         cut=method.cut,
         lookahead=setting.lookahead,
+        width=setting.width,
+        nodes=setting.nodes,
         budget=setting.budget,
         saguaro_c=setting.saguaro_c,
         max_rows=setting.n_rows,
@@ -403,7 +430,8 @@ def new_rig(setting: Setting) -> Rig:
         max_length=N_POSITIONS,
         max_rows=setting.n_rows,
         max_tokens=64 * setting.n_rows,
-        lookahead=setting.lookahead if method.drafts else 0,
+        lookahead=config.most_nodes if method.drafts else 0,
+        depth=setting.lookahead if method.drafts else 0,
     )
     cache = KVCache(plan, target.spec, CPU, torch.float64)
     runner = Runner(target, cache, cpu_attention(cache, target.spec))
@@ -428,6 +456,7 @@ class Found:
     law: dict[tuple[Text, ...], float] = field(default_factory=lambda: defaultdict(float))  # a text for each row
     sources: Counter[str] = field(default_factory=Counter)  # rows of rounds, by source
     lengths: Counter[int] = field(default_factory=Counter)  # speculations that were verified
+    accepted: Counter[int] = field(default_factory=Counter)  # tokens accepted in a round
     n_paths: int = 0
     n_accepted: int = 0
     n_rejected: int = 0
@@ -450,6 +479,7 @@ def enumerate_paths(setting: Setting, chance: Chance | None = None) -> Found:
             found.sources[commit.source] += 1
             found.lengths[commit.length] += 1
             found.n_accepted += commit.k
+            found.accepted[commit.k] += 1
             found.n_rejected += commit.k < commit.length
     return found
 

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -288,7 +289,7 @@ def test_preemption_changes_nothing(
 ) -> None:
     """Rooms shrink to nothing on the way."""
     parts, width = variant(method)
-    sizes = {"n_pages": 14, "max_tokens": 64, "draft_tokens": draft_tokens}
+    sizes: dict[str, Any] = {"n_pages": 14, "max_tokens": 64, "draft_tokens": draft_tokens}
     rig = new_rig(parts, target, draft, width=width, lookahead=3, budget=3, **sizes)
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
     assert rig.scheduler.n_preemptions > 0

@@ -21,16 +21,16 @@ from saguaro.draft.policy import fallback
 from saguaro.draft.policy.prepare import AlwaysPrepare
 from saguaro.draft.rows import DraftRow, DraftRows
 from saguaro.kernels.bundle import Kernels, plain_kernels
-from saguaro.methods import METHODS, draft_side
+from saguaro.methods import draft_side
 from saguaro.model.transformer import Transformer
 from saguaro.target.request import Request
 from saguaro.types import Joined, Outcome, RoundEvent
 from tests.draft.config import new_config
 from tests.round.tabular import Clock, under
-from tests.round.test_conformance import N_REQUESTS, Rig, new_rig
+from tests.round.test_conformance import N_REQUESTS, VARIANTS, Rig, new_rig, variant
 from tests.target.test_round import N_KNOWN, new_model, new_requests, true_output
 
-PREPARING = [name for name, method in METHODS.items() if method.planner != "nothing"]
+PREPARING = [name for name in VARIANTS if variant(name)[0].planner != "nothing"]
 PLAIN = ("greedy", "warm")  # a captured draft knows temperatures, and no other rules
 KERNELS: dict[str, Callable[[], Kernels | None]] = {"eager": lambda: None, "captured": plain_kernels}
 
@@ -83,7 +83,8 @@ def assert_always_right(rig: Rig, requests: Sequence[Request]) -> None:
 def test_rounds_without_preparation_change_nothing(
     method: str, kind: str, target: Transformer, truth: list[list[int]]
 ) -> None:
-    rig = new_rig(under("shared", method), target, target.without([1]), lookahead=3, kernels=KERNELS[kind]())
+    parts, width = variant(method)
+    rig = new_rig(parts, target, target.without([1]), width=width, lookahead=3, kernels=KERNELS[kind]())
     rig.side.economy = moody = Moody(seed=1)
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
     assert {True, False} == set(moody.decided)
@@ -112,7 +113,8 @@ def test_requests_that_are_not_prepared_for_are_never_hit(
     every: int, method: str, kind: str, target: Transformer, truth: list[list[int]]
 ) -> None:
     """All of them, or every second: the tokens are the true ones, and the others are hit as before."""
-    rig = new_rig(under("shared", method), target, target.without([1]), lookahead=3, kernels=KERNELS[kind]())
+    parts, width = variant(method)
+    rig = new_rig(parts, target, target.without([1]), width=width, lookahead=3, kernels=KERNELS[kind]())
     requests = new_requests(n=N_REQUESTS)
     for request in requests[::every]:
         request.params = replace(request.params, prepare=False)
