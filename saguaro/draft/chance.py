@@ -42,12 +42,11 @@ class Chances:
         chance = self._rate[bins].clamp(LEAST, MOST).log()
         return chance.masked_fill(~scores.isfinite(), float("-inf")), bins
 
-    def learn(self, bins: Tensor, chosen: Tensor, is_known: Tensor) -> None:  # [B, n, W], [B, n], [B, n]
-        """Add the candidates of these nodes, and which of them was the target's token; -1: none of them."""
+    def learn(self, bins: Tensor, chosen: Tensor, is_trial: Tensor) -> None:  # [B, n, W], [B, n], [B, n, W]
+        """Add these candidates of nodes, and which of a node's was the target's token; -1: none of them."""
         is_hit = torch.arange(bins.shape[2], device=bins.device) == chosen[..., None]
-        is_trial = is_known[..., None].expand_as(is_hit)
         counts = torch.stack((is_hit & is_trial, is_trial)).flatten(1).float()
-        self._counts *= KEPT ** is_known.any(1).sum()
+        self._counts *= KEPT ** is_trial.flatten(1).any(1).sum()
         self._counts.index_add_(1, bins.flatten(), counts)
         hits, trials = self._counts
         self._rate.copy_((hits + STRENGTH * self._prior) / (trials + STRENGTH))

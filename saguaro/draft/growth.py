@@ -186,8 +186,9 @@ class Growth:
         last = torch.where(landing.is_hit, landing.root, landing.last)
         path = trees.path[row, last]  # [B, D]
         above = torch.cat((trees.root[:, None], trees.path[row, landing.last]), 1)  # [B, D+1]
-        is_known = landing.is_tree[:, None] & (above >= 0)
-        self._chances.learn(trees.bin[row[:, None], above.clamp(min=0)], landing.chosen, is_known)
+        known = row[:, None], above.clamp(min=0)
+        is_trial = (landing.is_tree[:, None] & (above >= 0))[..., None] & (trees.score[known] > NEVER)
+        self._chances.learn(trees.bin[known], landing.chosen, is_trial)
         is_moved = landing.is_tree[:, None] & (path >= 0)
         sources = rows.scratch[:, None] + path.clamp(min=0)
         old_text = trees.position[row, trees.root] + 1

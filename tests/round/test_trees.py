@@ -80,7 +80,7 @@ class Rightness:
 
     def _first_path(self, slot: int, length: int, parents: list[int]) -> int:
         drafter = drafter_of(self._rig)
-        nodes, width = drafter._in_flight.get(slot, [])[:length], drafter._trees.token.shape[2]
+        nodes, width = drafter._in_flight.get(slot, [])[:length], drafter.trees.token.shape[2]
         at, depth = -1, 0
         for index, node in enumerate(nodes):
             if parents[index] == at and node % width == 0:
@@ -184,7 +184,7 @@ def check_memory(rig: Rig, draft: Transformer) -> tuple[int, int]:
         where = kv_indices(trunk.table.pages, len(text), drafter.cache.page_size)
         known, logits = anew(draft, text)
         assert torch.allclose(layers[:, where], known, rtol=0, atol=1e-9), "the text's keys are not those of the text"
-        trees, scratch = drafter._trees, drafter.scratch + row.slot * (PLACES + 1)
+        trees, scratch = drafter.trees, drafter.scratch + row.slot * (PLACES + 1)
         found = entries(trees, row.slot)
         places = {(): int(trees.root[row.slot]), **expanded(found)}
         for path, place in places.items():
