@@ -19,7 +19,7 @@ def learn(chances: Chances, is_greedy: Tensor, rates: list[float], n: int, score
     chosen += [-1] * (20 - len(chosen))
     _, bins = chances(scores, is_greedy)
     for at in range(n):
-        chances.learn(bins, torch.tensor([[chosen[at * 7 % 20]]]), torch.tensor([[True]]))
+        chances.learn(bins, torch.tensor([[chosen[at * 7 % 20]]]), torch.ones_like(bins, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("is_greedy", [NOISY, GREEDY])
@@ -83,7 +83,7 @@ def test_no_candidate_at_all_does_not_spoil_the_rest() -> None:
     assert found[0].isfinite().all()
     assert found[1:].eq(-math.inf).all()
     rates = chances._rate.clone()
-    chances.learn(bins, torch.zeros(3, 1).long(), torch.tensor([[False], [False], [False]]))
+    chances.learn(bins, torch.zeros(3, 1).long(), torch.zeros_like(bins, dtype=torch.bool))
     assert torch.allclose(chances._rate, rates, rtol=1e-6)
 
 

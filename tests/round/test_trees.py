@@ -16,7 +16,7 @@ from torch import Tensor
 
 from saguaro.attention.sdpa import kv_indices
 from saguaro.config import SamplingParams
-from saguaro.draft import grow, tree
+from saguaro.draft import growth, tree
 from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.policy import fallback
 from saguaro.draft.tree import PLACES, Landing, Picked, Trees
@@ -254,8 +254,8 @@ def another_place(self: KVCache, sources: Tensor, places: Tensor, move: Callable
 MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "no copy": lambda patch: patch.setattr(KVCache, "move", no_copy),
     "another's keys": lambda patch: patch.setattr(KVCache, "move", another_place),
-    "a wrong path": lambda patch: patch.setattr(grow, "pick", wrong_path),
-    "a sibling left": lambda patch: patch.setattr(grow, "reroot", freed_too_late),
+    "a wrong path": lambda patch: patch.setattr(growth, "pick", wrong_path),
+    "a sibling left": lambda patch: patch.setattr(growth, "reroot", freed_too_late),
 }
 
 
