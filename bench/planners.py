@@ -106,7 +106,7 @@ def record(args: Record) -> None:
     found: dict[str, np.ndarray[Any, Any]] = {}
     for rule in args.rules:
         drafted = llm.sibling(
-            method="ssd",
+            method="ssd-uniform",  # a method of branches: its planner is replaced
             draft=args.draft,
             fallback="draft",
             verification=rule,
