@@ -180,6 +180,8 @@ class RowEvent:
     room: int  # the largest number of tokens that could have been speculated
     drafted: tuple[int, ...] = ()  # the speculated tokens, accepted or not
     prepares: bool = True  # whether outcomes may be prepared for it
+    parents: tuple[int, ...] = ()  # of the speculated tokens, if they were a tree; empty: a chain
+    path: tuple[int, ...] = ()  # the accepted nodes of a tree, from the root down
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,8 @@ def distill(command: commands.Distill) -> int:
     with progress_bar() as progress:
         if not record.is_whole:
             make(command, recipe, learnt, record, progress)
-        with load_target(command, progress, method="sd", draft=str(command.out), link="inline") as llm:
+        chain = {"nodes": command.lookahead, "width": 1}  # acceptance by position is of chains
+        with load_target(command, progress, method="sd", draft=str(command.out), link="inline", **chain) as llm:
             for temperature in (0.0, 1.0):
                 record.write(f"temperature {temperature:g}", evaluate(command, llm, held, temperature))
     print(json.dumps(record.found, indent=1))

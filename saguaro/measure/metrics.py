@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from saguaro.algo.tree import paths
 from saguaro.errors import ConfigError
 from saguaro.types import SOURCES, Interval, RoundEvent, RowEvent
 
@@ -169,9 +170,10 @@ class Summary:
         self.by_source[row.source] += 1
         self.accepted.n += row.k
         self.accepted.of += row.length
-        while len(self.by_position) < row.length:
+        depth = max(map(len, paths(row.parents)), default=0) if row.parents else row.length
+        while len(self.by_position) < depth:
             self.by_position.append(Rate())
-        for position in range(min(row.k + 1, row.length)):
+        for position in range(min(row.k + 1, depth)):
             self.by_position[position].count(position < row.k)
         before = self._before.pop(row.request, None)
         if before is not None and row.room > 0 and is_prepared and row.prepares:

@@ -19,8 +19,8 @@ from saguaro.model.chat_template import Run
 from saguaro.model.grammar import Grammars
 from saguaro.serve.isolated import Budget, Exceeded, Isolated
 
-GRAMMAR = Budget(core_seconds=1.0, seconds=10.0, memory_bytes=128 * 2**20, niceness=5)
-TEMPLATE = Budget(core_seconds=1.0, seconds=10.0, memory_bytes=128 * 2**20)
+GRAMMAR = Budget(core_seconds=1.0, seconds=10.0, memory_bytes=128 * 2**20, niceness=10)
+TEMPLATE = Budget(core_seconds=1.0, seconds=10.0, memory_bytes=128 * 2**20, niceness=5)
 QUICK_SECONDS = 0.05  # CPU time of a rendering before it counts as slow; an ordinary one takes some milliseconds
 SLOW_NICENESS = 10
 MAX_REFUSED = 256  # error messages that are kept

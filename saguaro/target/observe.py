@@ -24,5 +24,6 @@ def round_event(
 
 
 def _row_event(c: Commit) -> RowEvent:
-    prepares = c.request.params.prepare
-    return RowEvent(c.request.id, c.length, c.k, c.source, len(c.tokens), c.room, tuple(c.drafted), prepares)
+    tree = (tuple(c.parents), tuple(c.path))
+    given = (c.request.id, c.length, c.k, c.source, len(c.tokens), c.room, tuple(c.drafted))
+    return RowEvent(*given, c.request.params.prepare, *tree)

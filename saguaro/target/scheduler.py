@@ -74,6 +74,8 @@ class Commit:
     source: str  # one of SOURCES
     logprobs: Sequence[TokenLogprobs] = ()
     drafted: Sequence[int] = ()  # the speculated tokens, accepted or not
+    parents: Sequence[int] = ()  # theirs, if they were a tree; empty: a chain
+    path: Sequence[int] = ()  # the accepted nodes of a tree
 
 
 class Scheduler:
@@ -168,6 +170,7 @@ class Scheduler:
     def commit(self, batch: Batch, spec: Speculation, outcome: Outcome) -> list[Commit]:
         """Append a step's tokens to its requests. Finished requests leave."""
         drafted, sources = spec.tokens.tolist(), spec.source.tolist()
+        parents = None if spec.parent is None else spec.parent.tolist()
         accepted, bonus, length = outcome.accepted(), outcome.bonus.tolist(), outcome.length.tolist()
         commits = []
         for index, row in enumerate(batch.rows):
@@ -190,7 +193,8 @@ class Scheduler:
                 request.logprobs.extend(logprobs[: len(new)])
                 source, proposed = SOURCES[sources[index]], drafted[index][: length[index]]
                 facts = (row.lookahead, length[index], n_accepted, source)
-                commits.append(Commit(request, new, *facts, logprobs[: len(new)], proposed))
+                tree = ((), ()) if parents is None else (parents[index][: length[index]], nodes)
+                commits.append(Commit(request, new, *facts, logprobs[: len(new)], proposed, *tree))
             elif not request.is_continued and request.n_pending == 0:
                 request.finish("length")
                 commits.append(Commit(request, [], 0, 0, 0, SOURCES[EMPTY]))

@@ -26,8 +26,8 @@ def test_it_speculates_and_changes_no_token(temperature: float) -> None:
         pair.engine.round.observers.append(summary.add)
         wanted, found = (llm.chat(prompts, params) for llm in (plain, pair))
         assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
-        assert summary.acceptance is not None
-        assert summary.acceptance > 0.2  # far less, and the weights are not those that were trained
+        assert summary.tokens_per_round is not None
+        assert summary.tokens_per_round > 1.3  # far less, and the weights are not those that were trained
         assert summary.hit_rate is not None
         assert summary.hit_rate > 0.2
 

@@ -188,6 +188,14 @@ def test_invariants(rounds: list[RoundEvent]) -> None:
     assert sum(facts["round_ms"].values()) * len(rounds) <= whole * 1e3 + 1e-6
 
 
+def test_positions_of_a_tree_are_its_levels() -> None:
+    """Five nodes on three levels, of which two were accepted."""
+    summary = Summary()
+    row = RowEvent("a", 5, 2, "draft", 3, 8, (1, 2, 3, 4, 5), True, (-1, -1, 0, 1, 2), (0, 2))
+    summary.add(event(1, [row], [0, 1, 5, 5, 6]))
+    assert [(rate.n, rate.of) for rate in summary.by_position] == [(1, 1), (1, 1), (0, 1)]
+
+
 def test_a_record_holds_every_round(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     with Recorder(path) as recorder:
@@ -196,7 +204,7 @@ def test_a_record_holds_every_round(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines == json.loads(json.dumps([asdict(one) for one in ROUNDS]))
     row = {"request": "a", "length": 3, "k": 3, "source": "cache", "n_tokens": 4, "room": 3}
-    assert lines[1]["rows"][0] == {**row, "drafted": [], "prepares": True}
+    assert lines[1]["rows"][0] == {**row, "drafted": [], "prepares": True, "parents": [], "path": []}
     assert (lines[1]["launch"], lines[1]["draft"]["prepare"], lines[0]["draft"]) == ([8, 12], [2, 6.5], None)
 
 

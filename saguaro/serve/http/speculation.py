@@ -6,7 +6,7 @@ from typing import Any
 from saguaro.engine.engine import CONTEXT
 from saguaro.model.tokenizer import TextStream, Tokenizer
 from saguaro.serve.front import Piece
-from saguaro.types import Interval
+from saguaro.types import Interval, RowEvent
 
 
 class Narrator:
@@ -21,8 +21,7 @@ class Narrator:
         if piece.round is None:
             return []
         event, row = piece.round
-        delta, spoken = piece.delta, self._stream.fork()
-        drafted = [{"id": token, "text": spoken.push(token)} for token in row.drafted]
+        delta, drafted = piece.delta, self._drafted(row)
         origins = [row.source] * delta.n_accepted + ["target"] * (len(delta.token_ids) - delta.n_accepted)
         tokens = [
             {"id": token, "text": self._stream.push(token), "origin": origin}
@@ -45,6 +44,18 @@ class Narrator:
                 "draft": draft,
             }
         ]
+
+    def _drafted(self, row: RowEvent) -> list[dict[str, Any]]:
+        """The speculated tokens, each with its text after its parent; of trees with the parent."""
+        streams = {-1: self._stream}
+        drafted = []
+        for node, token in enumerate(row.drafted):
+            parent = row.parents[node] if row.parents else node - 1
+            streams[node] = streams[parent].fork()
+            drafted.append({"id": token, "text": streams[node].push(token)})
+            if row.parents:
+                drafted[-1] |= {"parent": parent, "accepted": node in row.path}
+        return drafted
 
     def _since(self, interval: Interval) -> list[float]:
         return [round(at - self._arrived, 6) for at in interval]

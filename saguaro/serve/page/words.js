@@ -31,10 +31,19 @@ export function line(answer) {
 export function describe(round) {
   const gained = round.tokens.length === 1 ? "one token" : `${round.tokens.length} tokens`;
   if (!round.drafted.length) return `Round ${round.round}: nothing was drafted; the target gave ${gained}.`;
+  const isTree = round.drafted.some((token) => token.parent !== undefined);
+  if (isTree) return `Round ${round.round}: ${describeTree(round)}, ${gained} gained.`;
   const text = round.drafted.map((token) => token.text).join("");
   const how = round.hit ? "prepared in time (hit)" : ORIGINS[round.source] ?? round.source;
   const accepted = `${round.accepted} of ${round.drafted.length} accepted`;
   return `Round ${round.round}: “${text}” was ${how}; ${accepted}, ${gained} gained.`;
+}
+
+function describeTree(round) {
+  const how = round.hit ? "prepared in time (hit)" : ORIGINS[round.source] ?? round.source;
+  const text = round.drafted.filter((token) => token.accepted).map((token) => token.text).join("");
+  const stood = text ? `“${text}” was accepted` : "nothing was accepted";
+  return `a tree of ${round.drafted.length} tokens was ${how}; ${stood}`;
 }
 
 // Where answers first differ: null, or the index of the token.
