@@ -174,7 +174,7 @@ def test_a_ping_and_the_load(server: Running) -> None:
         assert (ask("/ping").status_code, ask("/ping").text) == (200, "")
     assert server.client.get("/load").json() == {"server_load": 0}
     with server.client.stream(
-        "POST", TEXT, json={"prompt": "a", "stream": True, "max_tokens": 900, "ignore_eos": True}
+        "POST", TEXT, json={"prompt": "a", "stream": True, "max_tokens": 240, "n": 4, "ignore_eos": True}
     ) as answer:
         next(answer.iter_raw())
         assert server.client.get("/load").json() == {"server_load": 1}
