@@ -46,7 +46,7 @@ from saguaro.target.step_cost import LatencyBudget
 from saguaro.target.verifier import EagerVerifier, Verifier
 from saguaro.types import DraftLink, Progress
 
-NODES = {"cpu": 8, "cuda": 31}  # default of nodes; with the root a multiple of 16, as products compute them
+NODES = {"cpu": 1, "cuda": 31}  # default of nodes, at least the lookahead; on a CPU every verified token takes time
 NODES_PER_WIDTH = 4  # default of width, relative to nodes
 START_SECONDS = 600.0  # time limit for loading a draft
 INTER_TOKEN_S = {"cpu": 0.2, "cuda": 0.05}  # default of max_inter_token_ms, in seconds
@@ -342,7 +342,8 @@ def tree_shape(config: EngineConfig, method: Method, device: torch.device) -> tu
         return config.lookahead, 0
     usual = NODES[device.type]
     nodes = config.nodes or max(config.lookahead, usual)
-    return nodes, config.width or max(1, nodes // NODES_PER_WIDTH)
+    usual = nodes // NODES_PER_WIDTH if nodes > config.lookahead else 1
+    return nodes, config.width or max(1, usual)
 
 
 def uses_process(config: EngineConfig, method: Method, device: str) -> bool:
