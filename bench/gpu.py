@@ -32,13 +32,13 @@ import torch
 import tyro
 from torch import Tensor
 
+from bench.cells import settings_of
 from bench.grown import SHAPES, Grown, find_epsilon, grow
 from bench.workloads import read_prompts
 from saguaro.config import EngineConfig, SamplingParams, format_bytes
 from saguaro.engine.engine import Engine
 from saguaro.llm import default_cache
 from saguaro.measure.metrics import Summary
-from saguaro.method import find_method
 from saguaro.model.default import fetch_default
 from saguaro.model.load import Loaded, load
 from saguaro.model.tokenizer import Tokenizer, load_tokenizer
@@ -208,17 +208,11 @@ def measure(
     pair: Pair, cell: str, batch: int, temperature: float, prompts: list[list[int]], args: Args
 ) -> dict[str, Any]:
     """Serve the prompts, a batch at a time; return the breakdown of the time."""
-    method, *sizes = cell.split(":")
-    lookahead, budget = (*map(int, sizes[:2]), *(4, 8)[len(sizes) :])
-    nodes, width = (*map(int, sizes[2:]), *(lookahead, 1)[len(sizes[2:]) :])
-    is_tree = find_method(method).is_tree
+    sizes = settings_of(cell)
+    method, lookahead, budget = sizes["method"], sizes["lookahead"], sizes["budget"]
     config = EngineConfig(
-        method=method,
+        **sizes,
         draft=(pair.draft_name if pair.draft is None else "given") if method != "ar" else None,
-        lookahead=lookahead,
-        nodes=nodes if is_tree else None,
-        width=width if is_tree else None,
-        budget=budget,
         prepare=args.prepare,
         link="inline",
         device="cuda",

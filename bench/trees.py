@@ -18,10 +18,10 @@ from typing import Any
 
 import tyro
 
+from bench.cells import settings_of
 from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
 from saguaro.measure.metrics import Summary
-from saguaro.method import find_method
 from saguaro.model.default import DRAFT
 
 
@@ -63,7 +63,8 @@ class Cell:
 def main(args: Args) -> int:
     """Print a table per temperature."""
     plain = LLM(method="ar", max_batch_rows=1, max_model_len=4096, device=args.device)
-    engines = {cell: plain.sibling(draft=str(DRAFT), **settings_of(cell)) for cell in args.cells}
+    settings = {cell: {"method": "auto"} if cell == "default" else settings_of(cell) for cell in args.cells}
+    engines = {cell: plain.sibling(draft=str(DRAFT), **each) for cell, each in settings.items()}
     found = []
     for temperature in args.temperatures:
         cells = {cell: Cell() for cell in args.cells}
@@ -83,24 +84,6 @@ def main(args: Args) -> int:
     if args.json is not None:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     return int(any(line["differ"] for line in found))
-
-
-def settings_of(cell: str) -> dict[str, Any]:
-    """The engine's settings.
-
-    >>> settings_of("sd:8")
-    {'method': 'sd', 'lookahead': 8, 'budget': 8, 'nodes': 8, 'width': 1}
-    """
-    if cell == "default":
-        return {"method": "auto"}
-    method, *sizes = cell.split(":")
-    numbers = [int(size) for size in sizes]
-    lookahead, budget = (*numbers[:2], *(4, 8)[len(numbers) :])
-    settings: dict[str, Any] = {"method": method, "lookahead": lookahead, "budget": budget}
-    if find_method(method).is_tree:
-        nodes, width = (*numbers[2:], *(lookahead, 1)[len(numbers[2:]) :])
-        settings |= {"nodes": nodes, "width": width}
-    return settings
 
 
 def serve(engines: dict[str, LLM], cells: dict[str, Cell], name: str, text: str, params: SamplingParams) -> None:

@@ -76,6 +76,12 @@ class Speculation:
                     parent[row, : len(nodes)] = torch.tensor(nodes, dtype=torch.int64)
         return Speculation(tokens, length, torch.tensor(source, dtype=torch.int64), parent=parent)
 
+    def parents(self) -> list[list[int] | None]:  # [B]
+        """The parents of each row's nodes; None for a chain."""
+        if self.parent is None:
+            return [None] * len(self.length)
+        return [nodes[:n] for nodes, n in zip(self.parent.tolist(), self.length.tolist(), strict=True)]
+
     def clip(self, limit: Tensor) -> "Speculation":  # limit: [B] int64
         """Limit the length of each row."""
         if bool((self.length <= limit).all()):

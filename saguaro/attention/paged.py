@@ -70,7 +70,7 @@ def left_padded(
 
 
 @dataclass(frozen=True)
-class Grown:
+class StepTrees:
     """The trees of a step's rows, node 0 in the first column."""
 
     parent: Tensor  # [R, N] int64
@@ -90,7 +90,7 @@ def left_padded_trees(
     page_size: int,
     longest: int,
     most: int,  # D: nodes deeper than it see no path, and are not accepted
-) -> tuple[Step, Grown]:
+) -> tuple[Step, StepTrees]:
     """A step of rows of N + 1 tokens, left-padded: the text's last token and the n nodes of a tree after it.
 
     n = 3 of N = 4    tokens   . t 0 1 2        t: the text's last token, then the nodes, .: padding
@@ -126,7 +126,7 @@ def left_padded_trees(
             paths=places_at.int().flatten(0, 1),
         ),
     )
-    return step, Grown(parent, paths, depth, root, own)
+    return step, StepTrees(parent, paths, depth, root, own)
 
 
 def from_left(n: Tensor, steps: Tensor) -> Tensor:  # [R], [K+1] -> [R, K+1] int64

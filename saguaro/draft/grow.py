@@ -9,7 +9,6 @@ the bookkeeping; the host sends one line of numbers per row and waits once. On a
 """
 
 import math
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +18,8 @@ from torch import Tensor
 
 from saguaro.algo.planning import Planned
 from saguaro.attention.step import Segment
-from saguaro.device.graphs import Graphs, Moment, SideStream, bucket
+from saguaro.device.graphs import Graphs, Moment, SideStream, as_float, bucket
+from saguaro.draft.chance import LEAST
 from saguaro.draft.growth import Growth, Shape
 from saguaro.draft.model import Prepared
 from saguaro.draft.planner import Planner
@@ -32,8 +32,6 @@ from saguaro.model.transformer import Transformer
 from saguaro.target.graphed import float_bits
 from saguaro.target.sampler import Sampler
 from saguaro.types import CACHE, DRAFT, Outcome
-
-LEAST = 1e-6  # smallest probability that is told apart
 
 
 class TreeDrafter(DraftTexts):
@@ -110,7 +108,8 @@ class TreeDrafter(DraftTexts):
         for (row, n), (is_hit, *nodes) in zip(ready, found, strict=True):
             self.trunks[row.slot].n_computed = len(row.text) - (0 if is_hit else 2)
             if is_hit and nodes:
-                self._launch(row, n, nodes, shape)
+                tokens, parents = self._launch(row, nodes[: 3 * n])
+                row.propose(tokens, CACHE, parents=None if shape.is_chain else parents)
                 missed.discard(row.slot)
             del self._landing[row.slot]
         return [(row, n) for row, n in wanted if row.slot in missed]
@@ -127,10 +126,8 @@ class TreeDrafter(DraftTexts):
             drafted = self._run("draft", ready, self._growth.draft, shape, budget)
             for row, (_, *found) in zip(ready, drafted, strict=True):
                 self.trunks[row.slot].n_computed = len(row.text)
-                nodes = found[: 3 * lookahead]
                 self._landing.pop(row.slot, None)
-                self._in_flight[row.slot] = nodes[::3]
-                tokens[row.slot], parents[row.slot] = nodes[1::3], nodes[2::3]
+                tokens[row.slot], parents[row.slot] = self._launch(row, found[: 3 * lookahead])
         return Proposal(
             [tokens.get(row.slot, []) for row in rows],
             parents=() if shape.is_chain else [parents.get(row.slot) for row in rows],
@@ -165,7 +162,8 @@ class TreeDrafter(DraftTexts):
         for row in ready:
             self.trunks[row.slot].n_computed = len(row.text)
             self._landing.pop(row.slot, None)
-            self._in_flight[row.slot] = [AT_PLACE - 1 - k for k in range(len(row.speculation))]
+            n = min(len(row.speculation), self._shape.lookahead)  # as many as were put into the tree
+            self._in_flight[row.slot] = [AT_PLACE - 1 - k for k in range(n)]
 
     def adopt(self, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
         """Not used: see `serve`."""
@@ -212,13 +210,13 @@ class TreeDrafter(DraftTexts):
         self._done.wait()
         found = self._growth.found.host[: len(rows)]
         least = math.log(max(budget.least, LEAST)) if budget is not None else NEVER
-        return [[line[0], *_nodes_of(line[1:], least)] for line in found.tolist()]
+        lines = zip(found.tolist(), as_float(found[:, 4::4]).tolist(), strict=True)
+        return [[line[0], *_nodes_of(line[1:], scores, least)] for line, scores in lines]
 
-    def _launch(self, row: DraftRow, n: int, nodes: list[int], shape: Shape) -> None:
-        """Put a prepared tree in flight."""
-        nodes = nodes[: 3 * n]
+    def _launch(self, row: DraftRow, nodes: list[int]) -> tuple[list[int], list[int]]:
+        """Remember which nodes are verified. Returns their tokens and parents."""
         self._in_flight[row.slot] = nodes[::3]
-        row.propose(nodes[1::3], CACHE, parents=None if shape.is_chain else nodes[2::3])
+        return nodes[1::3], nodes[2::3]
 
     def _catch_up(self, rows: Sequence[DraftRow]) -> int:
         """Compute each text up to its last two tokens. Returns how many are left; if steps are captured, it may be more
@@ -285,15 +283,11 @@ def never() -> bool:
     return False
 
 
-def _nodes_of(line: Sequence[int], least: float) -> list[int]:
+def _nodes_of(line: Sequence[int], scores: Sequence[float], least: float) -> list[int]:
     """Node, token and parent by turns, of the nodes that are there and have at least this score; at least one."""
     found: list[int] = []
-    for node, token, parent, bits in zip(line[::4], line[1::4], line[2::4], line[3::4], strict=True):
-        if node < 0 or (found and _as_float(bits) < least):
+    for node, token, parent, score in zip(line[::4], line[1::4], line[2::4], scores, strict=True):
+        if node < 0 or (found and score < least):
             break
         found += (node, token, parent)
     return found
-
-
-def _as_float(bits: int) -> float:
-    return float(struct.unpack("<f", struct.pack("<i", bits))[0])

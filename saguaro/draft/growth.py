@@ -31,6 +31,7 @@ from saguaro.draft.tree import (
 )
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.tables import PageTables
+from saguaro.target.graphed import noise_of
 from saguaro.target.sampler import Context, Sampler, is_plain
 
 # Columns of a row's line. From FLIGHT on: K tokens in flight that no tree proposed, then the last tokens of the text.
@@ -286,8 +287,8 @@ class Growth:
         logits = self._runner.logits(hidden)
         if self._kernels is None:
             return self._sampler.rank(logits, self._contexts(positions, texts), self._width)
-        heat, seeds = (x[:, None].expand_as(positions).flatten() for x in (rows.heat, rows.lines[:, SEED]))
-        return self._kernels.rank(logits, heat, seeds, positions.flatten(), self._n_known, self._width)
+        noise = noise_of(rows.lines[:, TEMPERATURE], rows.lines[:, SEED], positions.shape[1])
+        return self._kernels.rank(logits, *noise, positions.flatten(), self._n_known, self._width)
 
     def _contexts(self, positions: Tensor, texts: Callable[[], list[list[list[int]]]]) -> list[Context]:
         """The tokens before each position: only their number matters to plain requests."""

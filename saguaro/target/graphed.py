@@ -19,7 +19,7 @@ from torch import Tensor
 
 from saguaro.algo.tree import accept_along, is_deeper, nodes_at
 from saguaro.algo.verification import accept
-from saguaro.attention.paged import Grown, from_left, left_padded, left_padded_trees
+from saguaro.attention.paged import StepTrees, from_left, left_padded, left_padded_trees
 from saguaro.attention.step import Step
 from saguaro.device.graphs import Graphs, Mirror, Moment, as_float, bucket
 from saguaro.kernels.bundle import Kernels
@@ -28,7 +28,7 @@ from saguaro.runner.runner import Runner
 from saguaro.target.request import Request
 from saguaro.target.sampler import is_plain
 from saguaro.target.scheduler import Batch
-from saguaro.target.verifier import EagerVerifier, Pending, parents_of
+from saguaro.target.verifier import EagerVerifier, Pending
 from saguaro.types import Outcome, Speculation
 
 MOST_FLOAT = torch.finfo(torch.float32).max
@@ -119,7 +119,7 @@ class GraphVerifier:
         drafted = [tokens[:n] for tokens, n in zip(spec.tokens.tolist(), spec.length.tolist(), strict=True)]
         self._tables.write((request.slot, request.table.pages) for request in requests)
         line = partial(self._line, self._nodes_at(len(requests)), decides)
-        self._replay(list(starmap(line, zip(requests, drafted, parents_of(spec), strict=True))))
+        self._replay(list(starmap(line, zip(requests, drafted, spec.parents(), strict=True))))
         if not decides:
             pending = self._eager.decide(batch, spec, drafted, self._places(drafted))
             self._eager.straighten(batch, pending)
@@ -216,14 +216,14 @@ def moves(
     path: Tensor,  # [R, D] int64: accepted nodes, then -1
     decides: Tensor,  # [R] int64: 0: nothing is moved
     n: Tensor,  # [R] int64: nodes; -1: padding row
-    grown: Grown,
+    grown: StepTrees,
 ) -> tuple[Tensor, Tensor]:  # sources [R * D], kv_index [R * D]
     """Where the keys and values of accepted nodes are, and their places right behind the text.
 
     An entry with nothing to move copies its row's root onto itself, which no other entry reads or writes. A padding row
     has no root, and copies the first row's, or the first place of all if every row is padding.
 
-    >>> grown = Grown(*[torch.empty(0)] * 3, torch.tensor([[7], [3]]), torch.tensor([[8, 9, 10], [-1, -1, -1]]))
+    >>> grown = StepTrees(*[torch.empty(0)] * 3, torch.tensor([[7], [3]]), torch.tensor([[8, 9, 10], [-1, -1, -1]]))
     >>> moves(torch.tensor([[1, 2], [-1, -1]]), torch.tensor([1, 0]), torch.tensor([3, -1]), grown)
     (tensor([ 9, 10,  7,  7]), tensor([8, 9, 7, 7]))
     """

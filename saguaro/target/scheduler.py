@@ -170,7 +170,7 @@ class Scheduler:
     def commit(self, batch: Batch, spec: Speculation, outcome: Outcome) -> list[Commit]:
         """Append a step's tokens to its requests. Finished requests leave."""
         drafted, sources = spec.tokens.tolist(), spec.source.tolist()
-        parents = None if spec.parent is None else spec.parent.tolist()
+        parents = spec.parents()
         accepted, bonus, length = outcome.accepted(), outcome.bonus.tolist(), outcome.length.tolist()
         commits = []
         for index, row in enumerate(batch.rows):
@@ -193,7 +193,8 @@ class Scheduler:
                 request.logprobs.extend(logprobs[: len(new)])
                 source, proposed = SOURCES[sources[index]], drafted[index][: length[index]]
                 facts = (row.lookahead, length[index], n_accepted, source)
-                tree = ((), ()) if parents is None else (parents[index][: length[index]], nodes)
+                its_parents = parents[index]
+                tree = ((), ()) if its_parents is None else (its_parents, nodes)
                 commits.append(Commit(request, new, *facts, logprobs[: len(new)], proposed, *tree))
             elif not request.is_continued and request.n_pending == 0:
                 request.finish("length")

@@ -99,7 +99,7 @@ class EagerVerifier:
         """See Verifier."""
         sampling = batch.sampling
         drafted = [tokens[:n] for tokens, n in zip(spec.tokens.tolist(), spec.length.tolist(), strict=True)]
-        parents = parents_of(spec)
+        parents = spec.parents()
         segments = [
             _segment(row, drafted[i], parents[i]) if i < len(sampling) else _segment(row, (), None)
             for i, row in enumerate(batch.rows)
@@ -118,7 +118,7 @@ class EagerVerifier:
         sampling = batch.sampling
         wants_logprobs = any(row.request.params.logprobs is not None for row in sampling)
         raw = logits[:, : self._n_known].clone() if wants_logprobs else None
-        each = zip(sampling, drafted, parents_of(spec), strict=True)
+        each = zip(sampling, drafted, spec.parents(), strict=True)
         places = [place for row, tokens, parents in each for place in _contexts(row.request, tokens, parents)]
         none = torch.zeros(0, dtype=torch.int64)
         decision = self._rule(logits, places, spec) if places else (none, none, None)
@@ -164,13 +164,6 @@ class EagerVerifier:
             tokens = torch.tensor(next_ones, device=hidden.device)
             found += prompt_logprobs(self._runner.logits(some)[:, : self._n_known], tokens, n_top)
         return tuple(found)
-
-
-def parents_of(spec: Speculation) -> list[list[int] | None]:  # [B]
-    """The parents of each row's nodes; None for a chain."""
-    if spec.parent is None:
-        return [None] * len(spec.length)
-    return [nodes[:n] for nodes, n in zip(spec.parent.tolist(), spec.length.tolist(), strict=True)]
 
 
 def _segment(row: BatchRow, drafted: Sequence[int], parents: Sequence[int] | None) -> Segment:
