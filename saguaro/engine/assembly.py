@@ -51,6 +51,7 @@ NODES_PER_WIDTH = 4  # default of width, relative to nodes
 START_SECONDS = 600.0  # time limit for loading a draft
 INTER_TOKEN_S = {"cpu": 0.2, "cuda": 0.05}  # default of max_inter_token_ms, in seconds
 INTER_TOKEN_ROUNDS = 2.0  # or this many plain rounds, if they are longer: prompts must make progress
+INTER_TOKEN_MOST_S = {"cpu": 0.25, "cuda": 0.1}  # but never longer than this, in seconds
 READ_SHARE = 0.25  # the draft's share of that time, for reading texts
 
 
@@ -289,7 +290,8 @@ class Assembly:
         """How long prompts may delay decoding rows."""
         if self.config.max_inter_token_ms is not None:
             return LatencyBudget(self.config.max_inter_token_ms / 1e3)
-        return LatencyBudget(INTER_TOKEN_S[self.target.model.device.type], n_rounds=INTER_TOKEN_ROUNDS)
+        kind = self.target.model.device.type
+        return LatencyBudget(INTER_TOKEN_S[kind], INTER_TOKEN_ROUNDS, INTER_TOKEN_MOST_S[kind])
 
     def _draft_name(self) -> str | None:
         """The path of the draft. drop: and a given model have none."""

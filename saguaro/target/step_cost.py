@@ -102,16 +102,19 @@ def _correction(expected: float, seconds: float) -> float:
 class LatencyBudget:
     """The maximum time of a step that reads prompts while rows decode.
 
-    >>> LatencyBudget(0.2).seconds(plain=0.3), LatencyBudget(0.2, n_rounds=4).seconds(plain=0.3)
-    (0.2, 1.2)
+    >>> LatencyBudget(0.2).seconds(plain=0.3), LatencyBudget(0.2, n_rounds=4).seconds(plain=0.06)
+    (0.2, 0.24)
+    >>> LatencyBudget(0.2, n_rounds=4, most=0.3).seconds(plain=0.1)
+    0.3
     """
 
     limit: float = math.inf  # seconds
     n_rounds: float = 0.0  # or the time of this many steps without prompts, if longer
+    most: float = math.inf  # seconds: the largest limit that n_rounds gives
 
     def seconds(self, plain: float) -> float:
         """The maximum time of a step, given the time of one without prompts."""
-        return max(self.limit, self.n_rounds * plain)
+        return max(self.limit, min(self.n_rounds * plain, self.most))
 
 
 UNBOUND = LatencyBudget()
