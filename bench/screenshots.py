@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 from bench.overhead import PROMPT, serving
 from saguaro.errors import ConfigError
 
-FLAGS = ["--link", "process", "--prepare", "always", "--fallback", "draft"]
+FLAGS = ["--link", "process", "--prepare", "always", "--fallback", "draft", "--nodes", "8", "--width", "2"]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 # No sandbox: this may run as root in a container; the page is our own.
 BROWSER_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
@@ -25,6 +25,12 @@ DESK: ViewportSize = {"width": 1180, "height": 760}
 PHONE: ViewportSize = {"width": 360, "height": 800}
 SLOW = 120_000  # milliseconds for an answer
 TEMPERATURE, SEED = "0", "1"
+# Index of the last round whose tree has the longest accepted path, of those with another path beside it.
+BUSHIEST = """one => {
+  const worth = (round) => (round.drafted.some((node) => node.parent === -1 && !node.accepted) ? round.accepted : 0);
+  const worths = one.answer.rounds.map(worth);
+  return worths.lastIndexOf(Math.max(...worths));
+}"""
 CODE = "Write a Python function that adds two numbers. Then explain it in a short list."
 
 
@@ -50,7 +56,7 @@ def main(args: Args) -> int:
         dark.get_by_label("Max tokens").fill(str(args.max_tokens // 5))
         ask(dark, "Side by side", PROMPT)
         expect(dark.locator(".verdict")).to_contain_text("identical output", timeout=SLOW)
-        dark.locator(".trio .round:has(.cache)").first.hover()
+        look(dark)
         dark.screenshot(path=args.out / "page-dark.png")
         narrow = open_page(browser, url, PHONE, "light", args)
         narrow.get_by_label("Max tokens").fill(str(args.max_tokens // 2))
@@ -89,10 +95,10 @@ def ask(page: Page, button: str, prompt: str) -> None:
 
 
 def look(page: Page) -> None:
-    """Hover over a round in the middle; over a hit if there is one."""
-    hits = page.locator(".answer .round:has(.cache)")
-    found = hits if hits.count() else page.locator(".answer .round:has(.token)")
-    found.nth(found.count() // 2).hover()
+    """Hover over a round of the last answer: see BUSHIEST. Any round, if no token of that one is shown."""
+    answer = page.locator(".answer").last
+    found = answer.locator(f".round[data-at='{answer.evaluate(BUSHIEST)}']:has(.token)")
+    (found if found.count() else answer.locator(".round:has(.token)")).first.hover()
 
 
 if __name__ == "__main__":

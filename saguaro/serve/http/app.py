@@ -165,7 +165,7 @@ def _speculation(service: Service) -> dict[str, Any] | None:
     method, config = service.engine.method, service.engine.config
     if not method.drafts:
         return None
-    prepares = method.planner != "nothing"
+    prepares = method.prepares
     told: dict[str, Any] = {"method": method.name, "lookahead": config.lookahead, "verification": method.verification}
     told |= {"prepares": prepares, "budget": config.budget if prepares else 0}
     preparation = service.engine.preparation

@@ -19,6 +19,8 @@ SCRIPTS = (
     "show",
     "stream",
     "strip",
+    "svg",
+    "tree",
     "turn",
     "words",
 )

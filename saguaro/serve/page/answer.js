@@ -56,7 +56,7 @@ export class Answer {
     this.render(true);
     this.view.tabIndex = 0;
     this.view.role = "group";
-    this.view.ariaLabel = `Answer, ${this.method}. Arrow keys walk through its ${this.rounds.length} rounds, T switches the view.`;
+    this.view.ariaLabel = `Answer, ${this.method}. Arrow keys walk through its ${this.rounds.length} rounds, Enter enters the tree of a round, T switches the view.`;
   }
 
   isEmpty() {

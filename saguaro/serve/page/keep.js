@@ -66,9 +66,16 @@ const isSpan = (value) => Array.isArray(value) && value.length === 2 && value.ev
 const isPart = (value) => isSpan(value) && value.every(Number.isInteger) && value[0] >= 0 && value[1] >= -1;
 
 const TOKEN = { id: isNumber, text: isText };
+// Nodes of a tree have their parent before them, and whether they were accepted; of a chain neither is told.
+function isDrafted(value) {
+  const isNode = ({ parent, accepted }, at) =>
+    parent === undefined ? accepted === undefined : Number.isInteger(parent) && -1 <= parent && parent < at && isBoolean(accepted);
+  return listOf(TOKEN)(value) && value.every(isNode);
+}
+
 const ROUND = {
   round: isNumber,
-  drafted: listOf(TOKEN),
+  drafted: isDrafted,
   accepted: isNumber,
   source: isText,
   hit: or(isBoolean),

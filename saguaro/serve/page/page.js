@@ -4,8 +4,9 @@ import { Answer } from "/answer.js";
 import { resultForm } from "/calls.js";
 import { $, copy, element } from "/dom.js";
 import { forget, keep, kept } from "/keep.js";
-import { announce, busy, enter, look, redraw, setTheme, show, shown, tell } from "/show.js";
+import { announce, busy, enter, look, redraw, setTheme, show, shown, showRound, tell } from "/show.js";
 import { card as readCard, chunks } from "/stream.js";
+import { lookAt, nodeAt } from "/tree.js";
 import { conversation, Turn } from "/turn.js";
 import { difference, line } from "/words.js";
 
@@ -266,7 +267,7 @@ function newChat() {
   forget();
   $("log").replaceChildren($("welcome"));
   $("welcome").hidden = false;
-  $("round").textContent = "";
+  showRound(null);
   tell(null);
   show(null);
   $("prompt").focus();
@@ -310,10 +311,25 @@ $("log").addEventListener("keydown", (event) => {
   if (to !== undefined) {
     event.preventDefault();
     look(answer, to)?.scrollIntoView({ block: "nearest" });
+  } else if (event.key === "Enter") {
+    $("tree").querySelector("[tabindex='0']")?.focus();
   } else if (event.key.toLowerCase() === "t") {
     setView(view() === "text" ? "tokens" : "text");
     save();
   }
+});
+for (const kind of ["pointerover", "focusin"]) {
+  $("tree").addEventListener(kind, (event) => {
+    const node = event.target.closest("[data-node]");
+    if (node) lookAt($("tree-figure"), node);
+  });
+}
+$("tree").addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.altKey || event.metaKey) return;
+  if (event.key === "Escape") shown()?.view.focus();
+  const to = nodeAt(event.target, event.key);
+  if (to || /^Arrow|^Home$|^End$/.test(event.key)) event.preventDefault(); // the keys do not scroll
+  to?.focus();
 });
 $("log").addEventListener("click", async (event) => {
   const button = event.target.closest("button.copy");

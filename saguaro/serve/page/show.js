@@ -3,6 +3,7 @@
 import { $ } from "/dom.js";
 import { Trouble } from "/stream.js";
 import { draw } from "/strip.js";
+import { drawTree } from "/tree.js";
 import { describe, spell } from "/words.js";
 
 const isCalm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -44,9 +45,15 @@ export function redraw() {
 
 export function look(other, at) {
   const found = other.look(at);
-  if (other.rounds.length) $("round").textContent = describe(other.rounds[other.current]);
+  if (other.rounds.length) showRound(other.rounds[other.current]);
   show(other);
   return found;
+}
+
+// A round in words and as a tree; null: none.
+export function showRound(round) {
+  $("round").textContent = round ? describe(round) : "";
+  drawTree($("tree-figure"), round);
 }
 
 export function tell(error) {

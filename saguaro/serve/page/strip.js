@@ -4,19 +4,12 @@
 //              ● hit        ✕ miss
 //   draft    [ prepare ]  [ prepare ][ respond ]
 
+import { node } from "/svg.js";
 import { describe } from "/words.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 46; // for the lanes' names
 const TARGET = 6, MARK = 44, DRAFT = 58, LANE = 26, AXIS = 90; // from the top
 const PER_ROUND = 30; // pixels that a round should have
-
-function node(name, attributes, text) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text) made.textContent = text;
-  return made;
-}
 
 // The rounds to be shown: the last, or those around the one that is looked at; they stay while that is in sight.
 function windowOf(answer, width) {

@@ -31,7 +31,7 @@ export function line(answer) {
 export function describe(round) {
   const gained = round.tokens.length === 1 ? "one token" : `${round.tokens.length} tokens`;
   if (!round.drafted.length) return `Round ${round.round}: nothing was drafted; the target gave ${gained}.`;
-  const isTree = round.drafted.some((token) => token.parent !== undefined);
+  const isTree = round.drafted.some((token, at) => (token.parent ?? at - 1) !== at - 1);
   if (isTree) return `Round ${round.round}: ${describeTree(round)}, ${gained} gained.`;
   const text = round.drafted.map((token) => token.text).join("");
   const how = round.hit ? "prepared in time (hit)" : ORIGINS[round.source] ?? round.source;
