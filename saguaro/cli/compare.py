@@ -33,7 +33,7 @@ def compare(command: commands.Compare) -> int:
         print()
         Console().print(table(results(entrants)))
         for entrant in entrants:
-            if entrant.llm is not None and entrant.llm.engine.method.planner != "nothing":
+            if entrant.llm is not None and entrant.llm.engine.method.prepares:
                 print(f"{entrant.name}: {entrant.llm.engine.preparation}")
     return verdict(entrants)
 

@@ -4,7 +4,11 @@ Definitions. A row-round is one request in one round that gave it tokens.
 
     tokens per round    tokens / row-rounds; the round that reads the end of a prompt is one, with nothing speculated
     acceptance          speculated tokens accepted / verified
-    ... by position     P(token i accepted | it was verified and all before it were accepted)
+    ... by position     P(token i accepted | it was verified and all before it were accepted); of a tree: of its level
+    nodes by depth      speculated tokens verified, and accepted, by depth: 1 is the first token after the text
+    nodes by rank       the same by rank among siblings, in the order of the speculation; 1 is the first, and the only
+                        rank of a chain, which is a tree with one child per node
+    nodes per token     speculated tokens verified / tokens
     hit rate            row-rounds whose speculation came from the cache / eligible row-rounds: those with room for a
                         speculation, of a request that had a round before (so that its outcome could be prepared),
                         in rounds with preparation, for requests that allow preparation
@@ -22,17 +26,20 @@ Invariant: memory does not grow with the number of rounds or requests.
 
 import json
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from saguaro.algo.tree import paths
+from saguaro.algo.tree import paths, ranks
 from saguaro.errors import ConfigError
 from saguaro.types import SOURCES, Interval, RoundEvent, RowEvent
 
 MAX_REQUESTS = 4096  # whose last outcome is kept; the least recently seen are dropped first
 MAX_VERIFYING = 16  # intervals in which the target verified: those of the last 8 rounds
+MAX_DEPTH, MAX_RANK = 64, 8  # counted one by one; what is above is counted together
+MORE = "more"  # the name of what is above
 
 
 @dataclass
@@ -53,6 +60,38 @@ class Rate:
         return self.n / self.of if self.of else None
 
 
+class NumberedRates:
+    """Rates of things numbered from 1; those above the limit are counted together, as the last rate.
+
+    >>> rates = NumberedRates(2)
+    >>> rates.count([1, 7, 8], happened=[1, 8])
+    >>> rates.named()
+    {'1': Rate(n=1, of=1), '2': Rate(n=0, of=0), 'more': Rate(n=1, of=2)}
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._of: list[int] = []  # by number, from 1 up to the largest so far; the one after the limit is for all above
+        self._n: list[int] = []
+
+    def count(self, cases: Sequence[int], happened: Sequence[int]) -> None:
+        """Count cases of the things with these numbers; `happened` are those of them that did."""
+        if max(cases) > self._limit + 1:
+            cases, happened = ([min(number, self._limit + 1) for number in each] for each in (cases, happened))
+        more = [0] * (max(cases) - len(self._of))
+        self._of += more
+        self._n += more
+        for number in cases:
+            self._of[number - 1] += 1
+        for number in happened:
+            self._n[number - 1] += 1
+
+    def named(self) -> dict[str, Rate]:
+        """The rates by number, up to the largest one counted."""
+        rates = [Rate(n, of) for n, of in zip(self._n, self._of, strict=False)]
+        return {str(at + 1) if at < self._limit else MORE: rate for at, rate in enumerate(rates)}
+
+
 class Summary:
     """Statistics of all rounds so far. All times are in seconds."""
 
@@ -61,6 +100,7 @@ class Summary:
         self.is_drafted = False  # whether there is a draft
         self.accepted = Rate()  # speculated tokens
         self.by_position: list[Rate] = []
+        self.by_depth, self.by_rank = NumberedRates(MAX_DEPTH), NumberedRates(MAX_RANK)  # speculated tokens
         self.prepared = Rate()  # rounds
         self.hits, self.hits_after_primary, self.hits_after_backup = Rate(), Rate(), Rate()
         self.hits_by_k: dict[int, Rate] = {}
@@ -95,6 +135,11 @@ class Summary:
         return self.accepted.value
 
     @property
+    def nodes_per_token(self) -> float | None:
+        """Speculated tokens verified per token; None without speculation."""
+        return self.accepted.of / self.n_tokens if self.accepted.of and self.n_tokens else None
+
+    @property
     def hit_rate(self) -> float | None:
         """Hits per eligible row-round; None without a draft or preparation."""
         return self.hits.value if self.is_drafted else None
@@ -121,6 +166,9 @@ class Summary:
             "accepted": self.accepted.n,
             "acceptance": self.acceptance,
             "acceptance_by_position": [rate.value for rate in self.by_position],
+            "nodes_per_token": self.nodes_per_token,
+            "nodes_by_depth": _counts(self.by_depth),
+            "nodes_by_rank": _counts(self.by_rank),
             "prepared": self.prepared.value,
             "hit_rate": self.hit_rate,
             "hit_rate_after_primary": self.hits_after_primary.value if self.is_drafted else None,
@@ -138,7 +186,7 @@ class Summary:
         }
 
     def __str__(self) -> str:
-        """Two to four lines for a terminal."""
+        """Two to five lines for a terminal."""
         facts = self.as_dict()
         lines = [
             f"{self.n_rounds} rounds, {self.n_tokens} tokens, {_number(self.tokens_per_round)} per round and request"
@@ -147,6 +195,11 @@ class Summary:
             lines[0] += (
                 f"; acceptance {_number(self.acceptance)}, by position {_numbers(facts['acceptance_by_position'])}"
             )
+            if self.accepted.of:
+                lines.append(
+                    f"{_number(self.nodes_per_token)} nodes verified per token; accepted by depth "
+                    f"{_listed(self.by_depth)}, by rank among siblings {_listed(self.by_rank)}"
+                )
             lines.append(
                 f"prepared {_number(self.prepared.value)} of the rounds; hit rate {_number(self.hit_rate)}: "
                 f"{_number(facts['hit_rate_after_primary'])} after a hit, "
@@ -170,11 +223,8 @@ class Summary:
         self.by_source[row.source] += 1
         self.accepted.n += row.k
         self.accepted.of += row.length
-        depth = max(map(len, paths(row.parents)), default=0) if row.parents else row.length
-        while len(self.by_position) < depth:
-            self.by_position.append(Rate())
-        for position in range(min(row.k + 1, depth)):
-            self.by_position[position].count(position < row.k)
+        if row.length:
+            self._add_nodes(row)
         before = self._before.pop(row.request, None)
         if before is not None and row.room > 0 and is_prepared and row.prepares:
             after = self.hits_after_primary if _is_hit(before) else self.hits_after_backup
@@ -184,6 +234,18 @@ class Summary:
             self._before[row.request] = row
         if len(self._before) > MAX_REQUESTS:
             self._before.popitem(last=False)
+
+    def _add_nodes(self, row: RowEvent) -> None:
+        parents = row.parents or range(-1, row.length - 1)
+        path = row.path if row.parents else range(row.k)
+        depths, order = _levels(parents)
+        self.by_depth.count(depths, [depths[node] for node in path])
+        self.by_rank.count(order, [order[node] for node in path])
+        deepest = max(depths)
+        while len(self.by_position) < deepest:
+            self.by_position.append(Rate())
+        for position in range(min(row.k + 1, deepest)):
+            self.by_position[position].count(position < row.k)
 
     def _add_times(self, event: RoundEvent) -> None:
         self.wait_s += _length(event.speculate)
@@ -264,6 +326,12 @@ class OutputFile:
         return ConfigError(f"cannot write {self._path}: {error.strerror}; give a file in a folder with room for it")
 
 
+@lru_cache(maxsize=256)  # chains and small trees recur; a batch has many rows
+def _levels(parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The depth and the rank of each node."""
+    return [len(path) for path in paths(parents)], ranks(parents)
+
+
 def _is_hit(row: RowEvent) -> bool:
     return row.source == "cache"
 
@@ -279,6 +347,14 @@ def _common(one: Interval, other: Interval) -> float:
     (0.5, 0.0)
     """
     return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
+
+
+def _counts(rates: NumberedRates) -> dict[str, dict[str, int]]:
+    return {name: {"verified": rate.of, "accepted": rate.n} for name, rate in rates.named().items()}
+
+
+def _listed(rates: NumberedRates) -> str:
+    return " ".join((f"{MORE} " if name == MORE else "") + _number(rate.value) for name, rate in rates.named().items())
 
 
 def _number(value: float | None) -> str:

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from saguaro.engine.engine import Engine
 from saguaro.engine.results import Completion
 from saguaro.link.process import Process
-from saguaro.measure.metrics import Rate, Summary
+from saguaro.measure.metrics import NumberedRates, Rate, Summary
 
 # vLLM's, in seconds.
 FIRST = (
@@ -134,6 +134,8 @@ class RoundCollector(Collector):
         each = {str(at): float(rate.n) for at, rate in enumerate(list(rounds.by_position))}
         about = "Tokens that were accepted, by their place in the speculation"
         yield self._many(f"{spec}_accepted_tokens_per_pos", about, "position", each)
+        yield from self._nodes("depth", "depth in the tree, 1: the first after the text", rounds.by_depth)
+        yield from self._nodes("rank", "rank among its siblings, 1: the first", rounds.by_rank)
         yield self._one(
             "vllm:num_preemptions", "Times a request gave up its pages", self._engine.scheduler.n_preemptions
         )
@@ -150,6 +152,13 @@ class RoundCollector(Collector):
         yield self._one("saguaro:draft_exposed_seconds", about, rounds.exposed_s)
         n_restarts = max(0, link.n_starts - 1) if isinstance(link, Process) else 0
         yield self._one("saguaro:draft_restarts", "Times the draft's process was started again", n_restarts)
+
+    def _nodes(self, label: str, about: str, rates: NumberedRates) -> Iterator[Metric]:
+        """Nodes of trees verified and accepted, by depth or rank. A chain is a tree with one child per node."""
+        named = rates.named()
+        verified = {name: float(rate.of) for name, rate in named.items()}
+        yield self._many(f"saguaro:nodes_verified_by_{label}", f"Tokens speculated, by {about}", label, verified)
+        yield self._many(f"saguaro:nodes_accepted_by_{label}", f"Tokens accepted, by {about}", label, _hits(named))
 
     def _one(self, name: str, about: str, value: float) -> Metric:
         family = CounterMetricFamily(name, about, labels=list(self._names))

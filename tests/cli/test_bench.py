@@ -29,6 +29,7 @@ KEYS = {
     "ratio_sd",
     "tokens_per_round",
     "acceptance",
+    "nodes_per_token",
     "hit_rate",
     "hidden_share",
     "identical_to_ar",
@@ -65,6 +66,7 @@ def test_bench_as_a_user_runs_it(pair: tuple[str, ...], tmp_path: Path) -> None:
         assert row["ratio_sd"] == pytest.approx(row["tok_s"] / by_name["sd"]["tok_s"])
         assert row["tokens"] == row["summary"]["tokens"] == by_name["ar"]["tokens"]
         assert row["tokens_per_round"] >= 1
+        assert row["nodes_per_token"] == (row["summary"]["speculated"] / row["tokens"] or None)
     assert (by_name["ar"]["acceptance"], by_name["ar"]["hit_rate"]) == (None, None)
     assert by_name["sd"]["hit_rate"] is None, "nothing is prepared"
     assert 0 <= by_name["ssd"]["hit_rate"] <= 1

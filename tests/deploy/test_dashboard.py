@@ -59,6 +59,7 @@ def test_what_the_docs_promise_is_on_it() -> None:
     titles = {panel["title"] for panel in dashboard()["panels"]}
     wanted = {"Tokens per second", "Tokens per round", "Acceptance by position", "Hit rate", "Time to first token"}
     wanted |= {"Inter-token latency", "Requests", "KV memory", "Draft busy and exposed"}
+    wanted |= {"Acceptance by depth", "Acceptance by rank", "Nodes per token"}
     assert wanted <= titles
 
 

@@ -15,7 +15,7 @@ from saguaro.cli.paint import Painter
 from saguaro.engine.results import Delta
 from saguaro.errors import ConfigError
 from saguaro.measure import metrics
-from saguaro.measure.metrics import Recorder, Summary
+from saguaro.measure.metrics import NumberedRates, Recorder, Summary
 from saguaro.measure.trace import Trace
 from saguaro.model.tiny import tiny_tokenizer
 from saguaro.model.tokenizer import TextStream, Tokenizer
@@ -184,6 +184,9 @@ def test_invariants(rounds: list[RoundEvent]) -> None:
     assert all(
         later.of <= earlier.n for earlier, later in zip(summary.by_position, summary.by_position[1:], strict=False)
     )
+    for nodes in (counted(summary.by_depth).values(), counted(summary.by_rank).values()):
+        assert sum(n for n, _ in nodes) == facts["accepted"]
+        assert sum(of for _, of in nodes) == facts["speculated"]
     whole = rounds[-1].collect[1] - rounds[0].speculate[0]
     assert sum(facts["round_ms"].values()) * len(rounds) <= whole * 1e3 + 1e-6
 
@@ -194,6 +197,74 @@ def test_positions_of_a_tree_are_its_levels() -> None:
     row = RowEvent("a", 5, 2, "draft", 3, 8, (1, 2, 3, 4, 5), True, (-1, -1, 0, 1, 2), (0, 2))
     summary.add(event(1, [row], [0, 1, 5, 5, 6]))
     assert [(rate.n, rate.of) for rate in summary.by_position] == [(1, 1), (1, 1), (0, 1)]
+
+
+# Seven nodes on four levels, of which 1, 3 and 6 were accepted; then the bonus. With depth and rank:
+#
+#   root ── 0       1 1
+#      └─── 1 ── 2  1 2, 2 1
+#           └─── 3 ── 4       2 2, 3 1
+#                └─── 5       3 2
+#                └─── 6       3 3
+BUSHY = RowEvent("a", 7, 3, "draft", 4, 8, (5, 6, 7, 8, 9, 10, 11), True, (-1, -1, 1, 1, 3, 3, 3), (1, 3, 6))
+
+
+def counted(rates: NumberedRates) -> dict[str, tuple[int, int]]:
+    """Accepted and verified nodes."""
+    return {name: (rate.n, rate.of) for name, rate in rates.named().items()}
+
+
+def test_nodes_by_depth_and_rank() -> None:
+    summary = Summary()
+    summary.add(event(1, [BUSHY], [0, 1, 5, 5, 6]))
+    assert counted(summary.by_depth) == {"1": (1, 2), "2": (1, 2), "3": (1, 3)}
+    assert counted(summary.by_rank) == {"1": (0, 3), "2": (2, 3), "3": (1, 1)}
+    assert summary.nodes_per_token == 7 / 4
+    # A second round, of which nothing is accepted: the same nodes, and one token.
+    summary.add(event(2, [replace(BUSHY, k=0, n_tokens=1, path=())], [6, 7, 8, 8, 9]))
+    assert counted(summary.by_depth) == {"1": (1, 4), "2": (1, 4), "3": (1, 6)}
+    assert counted(summary.by_rank) == {"1": (0, 6), "2": (2, 6), "3": (1, 2)}
+    facts = summary.as_dict()
+    assert facts["nodes_per_token"] == 14 / 5
+    assert facts["nodes_by_depth"]["3"] == {"verified": 6, "accepted": 1}
+    assert facts["nodes_by_rank"]["2"] == {"verified": 6, "accepted": 2}
+
+
+def test_a_chain_is_a_tree_with_one_child_each(summary: Summary) -> None:
+    # Depth 1: a3 b1 a0 b2 a3. Every node is the first and only child.
+    assert counted(summary.by_depth) == {"1": (4, 5), "2": (3, 5), "3": (2, 4)}
+    assert counted(summary.by_rank) == {"1": (9, 14)}
+    assert summary.nodes_per_token == 14 / 15
+    assert "0.93 nodes verified per token" in str(summary)
+    assert "accepted by depth 0.80 0.60 0.50, by rank among siblings 0.64\n" in str(summary)
+    spelled = Summary()
+    for one in ROUNDS:
+        rows = [
+            replace(row, parents=tuple(range(-1, row.length - 1)), path=tuple(range(row.k))) if row.length else row
+            for row in one.rows
+        ]
+        spelled.add(replace(one, rows=tuple(rows)))
+    assert spelled.as_dict() == summary.as_dict(), "the parents of a chain may be told or not"
+
+
+def test_what_is_deep_or_late_is_counted_together() -> None:
+    summary = Summary()
+    deep, wide = 70, 12
+    summary.add(event(1, [RowEvent("a", deep, deep, "ngram", deep + 1, deep)], [0] * 5))
+    bush = RowEvent("b", wide, 1, "draft", 2, wide, tuple(range(wide)), True, (-1,) * wide, (11,))
+    summary.add(event(2, [bush], [0] * 5))
+    depths, ranks = counted(summary.by_depth), counted(summary.by_rank)
+    assert list(depths) == [*map(str, range(1, 65)), "more"]
+    assert list(ranks) == [*map(str, range(1, 9)), "more"]
+    assert (depths["1"], depths["64"], depths["more"]) == ((2, 1 + wide), (1, 1), (6, 6))
+    assert (ranks["1"], ranks["8"], ranks["more"]) == ((70, 71), (0, 1), (1, 4))
+
+
+def test_without_speculation_there_are_no_nodes() -> None:
+    summary = Summary()
+    summary.add(ROUNDS[0])
+    facts = summary.as_dict()
+    assert (facts["nodes_per_token"], facts["nodes_by_depth"], facts["nodes_by_rank"]) == (None, {}, {})
 
 
 def test_a_record_holds_every_round(tmp_path: Path) -> None:

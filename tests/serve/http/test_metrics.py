@@ -1,9 +1,13 @@
 """/metrics tells what happened, by vLLM's names where it has them."""
 
+import re
+from collections import Counter
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from saguaro import LLM
-from tests.serve.http.driver import LONG, running
+from tests.serve.http.driver import LONG, running, tiny_llm
 
 TEXT = "/v1/completions"
 
@@ -41,6 +45,33 @@ def test_figures_are_those_of_what_was_served(llm: LLM) -> None:
         assert len(rounds) - 2 <= n_deltas <= len(rounds) - 2 + 4
         for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             assert server.metric(f"vllm:{gauge}") == 0
+
+
+def test_nodes_of_trees_by_depth_and_rank(folder: Path) -> None:
+    """Every count is that of the rounds that the answer told."""
+    with running(tiny_llm(folder, method="sd", nodes=8, width=2)) as server:
+        told = server.complete("the end", **LONG, return_speculation=True)["choices"][0]["speculation"]
+        expected: Counter[tuple[str, str]] = Counter()
+        for one in told:
+            depths: list[int] = []
+            for at, node in enumerate(one["drafted"]):
+                parent = node.get("parent", at - 1)
+                is_accepted = node.get("accepted", at < one["accepted"])
+                depths.append(1 + (depths[parent] if parent >= 0 else 0))
+                rank = 1 + sum(other.get("parent", n - 1) == parent for n, other in enumerate(one["drafted"][:at]))
+                for label, value in (("depth", depths[-1]), ("rank", rank)):
+                    expected[f"verified_by_{label}", str(value)] += 1
+                    expected[f"accepted_by_{label}", str(value)] += is_accepted
+        assert expected["verified_by_rank", "2"] > 0, "trees"
+        assert expected["accepted_by_depth", "2"] > 0
+        found = server.client.get("/metrics").text
+        for (what, value), n in expected.items():
+            assert server.metric(f"saguaro:nodes_{what}_total", **{what.rpartition("_")[2]: value}) == n
+        exported = re.findall(r"^saguaro:nodes_(\w+)_total\{.*?(?:depth|rank)=\"(\w+)\"", found, re.MULTILINE)
+        assert set(exported) == set(expected)
+        n_nodes = server.metric("vllm:spec_decode_num_draft_tokens_total")
+        assert n_nodes == sum(n for (what, _), n in expected.items() if what == "verified_by_depth")
+        assert server.metric("vllm:generation_tokens_total") == sum(len(one["tokens"]) for one in told)
 
 
 def test_prometheus_can_read_it(llm: LLM) -> None:
