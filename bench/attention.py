@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
     raise SystemExit("bench.attention needs triton, which comes with torch for CUDA") from error
 
 from bench.kernels import time_us
-from saguaro.kernels import attention, branches, sample
+from saguaro.kernels import attention, sample
 from saguaro.kernels.attention import Tile
 
 DTYPE = torch.bfloat16
@@ -37,9 +37,7 @@ PAGE_SIZE = 16
 CACHE_BYTES = 120e6  # read between two uses of the same bytes: more than twice the H200's L2 cache
 MOST_CALLS = 96  # in one graph
 POOL_BYTES = 300_000_000
-N_OWN, N_SEEN = 8, 4  # own tokens of a branch: allocated, and seen
 N_VOCAB, N_KNOWN = 151936, 151669
-Attend = Callable[..., Tensor]
 
 
 class Model(NamedTuple):
@@ -63,7 +61,6 @@ MODELS = [
     Model("0.6b", 16, 8, 128, (1, 2, 7), (32,)),
     Model("smollm2", 9, 3, 64, (1, 7), (16,)),
 ]
-DRAFTS = MODELS[2:]
 
 
 class Config(NamedTuple):
@@ -94,7 +91,7 @@ FEW_CUTS = [CUTS[i] for i in (1, 3, 4, 7)]  # for other numbers of rows in a til
 
 @dataclass(frozen=True)
 class Case:
-    """A call: n_rows rows of one length, with n queries (or branches) each."""
+    """A call: n_rows rows of one length, with n queries each."""
 
     n_rows: int
     length: int
@@ -110,8 +107,6 @@ class Case:
 
 
 PLACES = [(1, 300), (1, 1000), (1, 4000), (8, 300), (8, 1000), (8, 4000), (32, 1000)]  # rows, length
-BRANCH_PLACES = PLACES[:2] + PLACES[3:5]
-BRANCHES = (4, 8, 16)
 PROGRAMS = (256, 512, 1024, 2048)
 
 
@@ -128,7 +123,6 @@ def main() -> None:
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "triton": triton.__version__}
     parts: dict[str, Callable[[Bench], Any]] = {
         "sample": sweep_sample,
-        "branches": lambda bench: [sweep_branches(bench, model, m) for model in DRAFTS for m in BRANCHES],
         "attend": lambda bench: [sweep_attend(bench, model) for model in MODELS],
         "programs": lambda bench: [sweep_programs(bench, model) for model in MODELS],
     }
@@ -168,31 +162,22 @@ class Bench:
 class Calls:
     """The same call on several memories, with any configuration; and its twin."""
 
-    def __init__(self, bench: Bench, model: Model, case: Case, is_branches: bool) -> None:
+    def __init__(self, bench: Bench, model: Model, case: Case) -> None:
         self.memories, pages = bench.texts(model, case)
-        n, device = case.n_rows * case.n, bench.device
-        self.q = bench.randn(n, model.n_heads, model.d)
-        ends = torch.full((n if is_branches else case.n_rows,), case.length, dtype=torch.int32, device=device)
-        if is_branches:
-            forks = ends - torch.arange(n, dtype=torch.int32, device=device) % case.n
-            own = bench.randn(n, N_OWN, 2 * model.n_kv, model.d)
-            self._rest: tuple[Any, ...] = (pages, forks, own, N_SEEN, PAGE_SIZE, case.longest)
-            self._run: Attend = branches.attend_branches
-            self._plain: Attend = branches.attend_branches_plain
-        else:
-            starts = torch.arange(case.n_rows + 1, dtype=torch.int32, device=device) * case.n
-            self._rest = (pages, starts, ends, PAGE_SIZE, case.n, case.longest)
-            self._run, self._plain = attention.attend, attention.attend_plain
+        self.q = bench.randn(case.n_rows * case.n, model.n_heads, model.d)
+        ends = torch.full((case.n_rows,), case.length, dtype=torch.int32, device=bench.device)
+        starts = torch.arange(case.n_rows + 1, dtype=torch.int32, device=bench.device) * case.n
+        self._rest = (pages, starts, ends, PAGE_SIZE, case.n, case.longest)
         self._arrived = bench.arrived
 
     def of(self, config: Config, **kwargs: Any) -> list[Callable[[], Tensor]]:
         """One call for each memory."""
         kwargs |= {"split": config.split, "arrived": self._arrived, "_tile": config.tile}
-        return [partial(self._run, self.q, memory, *self._rest, **kwargs) for memory in self.memories]
+        return [partial(attention.attend, self.q, memory, *self._rest, **kwargs) for memory in self.memories]
 
     def error(self, config: Config) -> float:
         """The largest difference from the twin, relative to its largest value."""
-        expected = self._plain(self.q, self.memories[0], *self._rest).float()
+        expected = attention.attend_plain(self.q, self.memories[0], *self._rest).float()
         return float((self.of(config)[0]().float() - expected).abs().max() / expected.abs().max())
 
 
@@ -204,23 +189,12 @@ def present(model: Model) -> Config:
     return Config(attention.SPLIT, attention.tile_of(model.group, model.d, DTYPE))
 
 
-def present_of_branches(model: Model, m: int) -> Config:
-    """attend_branches' configuration in use."""
-    return Config(attention.SPLIT, branches.tile_of(m, model.group, model.d, DTYPE))
-
-
 def candidates(model: Model) -> list[Config]:
     """Configurations of attend; the one in use first."""
     now = present(model)
     found = [now, *(_cut(now.tile.block_m, *cut) for cut in CUTS)]
     found += [_cut(block_m, *cut) for block_m in model.block_ms if block_m >= model.group for cut in FEW_CUTS]
     return list(dict.fromkeys(found))
-
-
-def candidates_of_branches(model: Model, m: int) -> list[Config]:
-    """Configurations of attend_branches; the one in use first."""
-    now = present_of_branches(model, m)
-    return list(dict.fromkeys([now, *(_cut(now.tile.block_m, *CUTS[i]) for i in (1, 3, 4, 5, 7))]))
 
 
 def _cut(block_m: int, split: int, block_n: int, n_warps: int, n_stages: int) -> Config:
@@ -230,22 +204,16 @@ def _cut(block_m: int, split: int, block_n: int, n_warps: int, n_stages: int) ->
 # Compiling
 
 
-def tasks() -> list[tuple[Model, Case, bool, Config]]:
+def tasks() -> list[tuple[Model, Case, Config]]:
     """A call for every kernel: with parallel splits, and, for many rows, with all splits in one program."""
-    found = [(model, Case(n, 64, 1), False, cut) for model in MODELS for cut in candidates(model) for n in (1, 32)]
-    return found + [
-        (model, Case(1, 64, m), True, cut)
-        for model in DRAFTS
-        for m in BRANCHES
-        for cut in candidates_of_branches(model, m)
-    ]
+    return [(model, Case(n, 64, 1), cut) for model in MODELS for cut in candidates(model) for n in (1, 32)]
 
 
-def compile_one(task: tuple[Model, Case, bool, Config]) -> None:
+def compile_one(task: tuple[Model, Case, Config]) -> None:
     """Compile a kernel into Triton's disk cache. Kernels that exceed the GPU's resources are reported later."""
-    model, case, is_branches, config = task
+    model, case, config = task
     try:
-        Calls(_bench_of_process(), model, case, is_branches).of(config)[0]()
+        Calls(_bench_of_process(), model, case).of(config)[0]()
     except triton.runtime.errors.OutOfResources:
         return
 
@@ -255,7 +223,7 @@ def _bench_of_process() -> Bench:
     return Bench(torch.device("cuda"))
 
 
-def compile_all(todo: Iterable[tuple[Model, Case, bool, Config]]) -> None:
+def compile_all(todo: Iterable[tuple[Model, Case, Config]]) -> None:
     """Compile in parallel."""
     todo, began = list(todo), time.monotonic()
     workers = max(1, min(14, (os.cpu_count() or 1) - 2))
@@ -270,21 +238,12 @@ def compile_all(todo: Iterable[tuple[Model, Case, bool, Config]]) -> None:
 def sweep_attend(bench: Bench, model: Model) -> dict[str, Any]:
     """Every configuration of a model in every case."""
     cases = [Case(n_rows, length, n) for n in model.n_queries for n_rows, length in PLACES]
-    return {"model": model.name, **sweep(bench, f"{model.name} attend", model, cases, candidates(model), False)}
+    return {"model": model.name, **sweep(bench, f"{model.name} attend", model, cases, candidates(model))}
 
 
-def sweep_branches(bench: Bench, model: Model, m: int) -> dict[str, Any]:
-    """Every configuration of a draft model with m branches."""
-    cases = [Case(n_rows, length, m) for n_rows, length in BRANCH_PLACES]
-    title = f"{model.name} branches {m}"
-    return {"model": model.name, "m": m, **sweep(bench, title, model, cases, candidates_of_branches(model, m), True)}
-
-
-def sweep(
-    bench: Bench, title: str, model: Model, cases: list[Case], configs: list[Config], is_branches: bool
-) -> dict[str, Any]:
+def sweep(bench: Bench, title: str, model: Model, cases: list[Case], configs: list[Config]) -> dict[str, Any]:
     """Every configuration in every case, sorted by geometric mean; configs[0] is the present one."""
-    calls = [Calls(bench, model, case, is_branches) for case in cases]
+    calls = [Calls(bench, model, case) for case in cases]
     print(f"\n{title}, us{'split m n warps stages':>34} " + " ".join(f"{case!s:>10}" for case in cases))
     tried: list[dict[str, Any]] = []
     for index, config in enumerate(configs):
@@ -306,7 +265,7 @@ def sweep(
 def sweep_programs(bench: Bench, model: Model) -> dict[str, Any]:
     """How many programs a call of several rows should use; the result is bitwise the same."""
     cases = [Case(n_rows, length, n) for n in model.n_queries for n_rows, length in PLACES if n_rows > 1]
-    calls, found = [Calls(bench, model, case, False) for case in cases], {}
+    calls, found = [Calls(bench, model, case) for case in cases], {}
     print(f"\n{model.name} programs, us{'':>24} " + " ".join(f"{case!s:>10}" for case in cases))
     for n in PROGRAMS:
         if not bench.is_late:
@@ -341,7 +300,7 @@ def sweep_sample(bench: Bench) -> list[dict[str, Any]]:
 
 def print_best(found: dict[str, Any]) -> None:
     """The best and the present configuration of every sweep, and the best of every case."""
-    for one in (*found["branches"], *found["attend"]):
+    for one in found["attend"]:
         best, now = one["tried"][0], next(tried for tried in one["tried"] if tried["is_present"])
         print(f"\n{one['title']}, us{'':>34} " + " ".join(f"{case:>10}" for case in one["cases"]))
         _print_row(f"best {_name(best)}", best["us"])

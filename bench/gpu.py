@@ -23,6 +23,7 @@ import json
 import pstats
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -253,19 +254,41 @@ def _profile(engine: Engine, prompts: list[list[int]], batch: int, temperature: 
     pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
 
+def counted(events: list[RoundEvent], batch: int) -> Iterator[tuple[RoundEvent, RoundEvent]]:
+    """The rounds with a full batch in which every row decodes, each after one of the same rows."""
+    for before, event in pairwise(events):
+        same = {row.request for row in before.rows} == {row.request for row in event.rows}
+        if same and len(event.rows) >= batch and _decodes(before) and _decodes(event):
+            yield before, event
+
+
+def _decodes(event: RoundEvent) -> bool:
+    """Whether every row decodes, on a device: none reads its prompt."""
+    return event.verify is not None and event.n_computed == sum(1 + row.length for row in event.rows)
+
+
+def verify_of(event: RoundEvent) -> float:
+    """Seconds of the verification, on its device."""
+    assert event.verify is not None
+    return event.verify[1] - event.verify[0]
+
+
+def wait_of(event: RoundEvent) -> float:
+    """Seconds that the target waits for the draft; a draft in the host's thread may also hold up the outcome."""
+    assert event.verify is not None
+    return event.speculate[1] - event.speculate[0] + max(0.0, event.overlap[1] - event.verify[1])
+
+
 def figures(events: list[RoundEvent], batch: int) -> dict[str, Any]:
-    """Means over rounds with a full batch in which every row decodes, each from the end of the previous round."""
+    """Means over counted rounds, each from the end of the previous round."""
     summary, n_tokens, seconds, waits, hosts, verifies, drafts = Summary(), 0, 0.0, 0.0, 0.0, 0.0, 0.0
     n_rounds = 0
-    for before, event in pairwise(events):
+    for event in events[1:]:
         summary.add(event)
-        same = {row.request for row in before.rows} == {row.request for row in event.rows}
-        if event.verify is None or before.verify is None or not same or len(event.rows) < batch:
-            continue
+    for before, event in counted(events, batch):
         n_rounds += 1
         n_tokens += sum(row.n_tokens for row in event.rows)
-        whole = event.collect[1] - before.collect[1]
-        verify, wait = event.verify[1] - event.verify[0], event.speculate[1] - event.speculate[0]
+        whole, verify, wait = event.collect[1] - before.collect[1], verify_of(event), wait_of(event)
         seconds, verifies, waits = seconds + whole, verifies + verify, waits + wait
         hosts += whole - verify - wait
         if event.draft is not None:

@@ -130,7 +130,7 @@ def grow(
     """Embed the source in a larger shape, directly on the device; an error if it does not fit."""
     _check_source(source)
     _check_shape(source.spec, shape)
-    model = Transformer(_grown_spec(source.spec, shape), device, dtype)
+    model = Transformer(grown_spec(source.spec, shape), device, dtype)
     model.frequencies[:: shape.head_dim // source.spec.head_dim] = source.frequencies.to(device)
     draw = _Draw(device, seed)
     _fill_ends(model, source, draw)
@@ -363,7 +363,8 @@ def _share(ours: Tensor, theirs: Tensor) -> float:  # [n], [n]
     return float((ours == theirs).float().mean())
 
 
-def _grown_spec(source: ModelSpec, shape: Shape) -> ModelSpec:
+def grown_spec(source: ModelSpec, shape: Shape) -> ModelSpec:
+    """The spec of a source in a larger shape."""
     return replace(
         source,
         hidden=shape.hidden,

@@ -34,7 +34,6 @@ except ModuleNotFoundError as error:
 
 from saguaro.kernels import launch, linear, rotary
 from saguaro.kernels.attention import attend, counters
-from saguaro.kernels.branches import attend_branches
 from saguaro.kernels.linear import Config, TritonProducts
 from saguaro.kernels.short import Short
 from saguaro.model.transformer import TORCH, KVWrite, Products, QKNormRope, Residual
@@ -45,8 +44,8 @@ CACHE_BYTES = 200e6  # read between two uses of the same bytes: four times the H
 POOL_BYTES = 1_600_000_000  # the largest weight fits
 EPS = 1e-6
 PAGE_SIZE = 16
-BRANCHES = 8
-OWN, SEEN = 8, 4  # own tokens of a branch: allocated, and seen
+MOST_NODES = 8  # of a step
+OWN, SEEN = 8, 4  # nodes on the path of a node: allocated, and seen
 CHAIN_LENGTH = 640  # tokens of a chain's text
 SQUARES = 64  # columns per partial sum of squares of the residual stream
 MOST_CANDIDATES = 12
@@ -369,7 +368,7 @@ WAYS = [
     Way("early, as configured", linear.choose),
 ]
 DEPTHS = {"32b": 8, "0.6b": 30}  # layers of a chain
-STEPS = {"32b": ("1", "7", "16"), "0.6b": ("1", "7", "8 branches")}
+STEPS = {"32b": ("1", "7", "16"), "0.6b": ("1", "7", "8 nodes")}
 
 
 def launched(way: Way) -> AbstractContextManager[object]:
@@ -384,21 +383,24 @@ def products_of(way: Way, device: torch.device) -> Products:
 
 @dataclass(frozen=True)
 class Step:
-    """The tokens of a step: the last n of one text, or the newest token of each of n branches."""
+    """The tokens of a step: the last n of one text, or n nodes of a tree after it."""
 
     n: int
-    is_branches: bool
     kv_index: Tensor  # [T] int64
     starts: Tensor  # [2] int32
-    lengths: Tensor  # [1] int32: of the text, or [T]: forks
+    lengths: Tensor  # [1] int32: of the text, nodes included
+    nodes: tuple[Tensor, Tensor, Tensor] | None  # see kernels.attention.Nodes
 
     @classmethod
     def of(cls, name: str, device: torch.device) -> "Step":
-        n, is_branches = int(name.split(maxsplit=1)[0]), "branches" in name
-        slots = torch.arange(n) * OWN + SEEN - 1 if is_branches else torch.arange(CHAIN_LENGTH - n, CHAIN_LENGTH)
-        lengths = torch.full((n if is_branches else 1,), CHAIN_LENGTH, dtype=torch.int32)
-        starts = torch.tensor([0, n], dtype=torch.int32)
-        return cls(n, is_branches, slots.to(device), starts.to(device), lengths.to(device))
+        n, is_tree = int(name.split(maxsplit=1)[0]), "nodes" in name
+        starts = torch.tensor([0, n], dtype=torch.int32, device=device)
+        if not is_tree:
+            kv_index = torch.arange(CHAIN_LENGTH - n, CHAIN_LENGTH, device=device)
+            return cls(n, kv_index, starts, starts.new_full((1,), CHAIN_LENGTH), None)
+        paths = CHAIN_LENGTH + torch.arange(n, device=device)[:, None] * OWN + torch.arange(SEEN, device=device)
+        nodes = (starts.new_full((1,), CHAIN_LENGTH), starts.new_full((n,), CHAIN_LENGTH + SEEN), paths.int())
+        return cls(n, paths[:, -1], starts, starts.new_full((1,), CHAIN_LENGTH + n), nodes)
 
 
 class Chain:
@@ -411,8 +413,8 @@ class Chain:
             {name: self._weight(shape) for name, shape in shapes.items() if name != "head"} for _ in range(n_layers)
         ]
         self.head, n_hidden = self._weight(shapes["head"]), shapes["qkv"].n_in
-        self.memory = torch.randn(n_layers, CHAIN_LENGTH, 2 * n_kv, self.d, device=device).to(DTYPE)
-        self.own = torch.randn(n_layers, BRANCHES, OWN, 2 * n_kv, self.d, device=device).to(DTYPE)
+        n_keys = CHAIN_LENGTH + MOST_NODES * OWN
+        self.memory = torch.randn(n_layers, n_keys, 2 * n_kv, self.d, device=device).to(DTYPE)
         self.pages = torch.arange(CHAIN_LENGTH // PAGE_SIZE, device=device).int()[None]
         self.arrived = counters(device)
         self.norm = torch.rand(n_hidden, device=device).to(DTYPE) + 0.5
@@ -423,7 +425,7 @@ class Chain:
 
     def layer_bytes(self) -> int:
         """Bytes of weights and keys that a layer reads."""
-        return 2 * (sum(weight.numel() for weight in self.layers[0].values()) + self.memory[0].numel())
+        return 2 * (sum(weight.numel() for weight in self.layers[0].values()) + self.memory[0, :CHAIN_LENGTH].numel())
 
     def run(self, step: Step, by: Products, has_head: bool = True) -> Tensor:
         """The logits of a step, or without the head the residual stream."""
@@ -431,23 +433,24 @@ class Chain:
         for index, layer in enumerate(self.layers):
             angles = self.angles[: step.n]
             turn = QKNormRope(self.n_heads, None, None, EPS, angles, angles)
-            q = by.read_heads(stream, layer["qkv"], None, turn, self._place(index, step))
+            q = by.read_heads(stream, layer["qkv"], None, turn, KVWrite(self.memory[index], step.kv_index))
             stream = by.write(stream, self._attend(index, q, step), layer["out"], None, self.norm, EPS)
             gated = by.read_gated(stream, layer["gate_up"], None)
             stream = by.write(stream, gated, layer["down"], None, self.norm, EPS)
         return by.read(stream, self.head, None, torch.float32) if has_head else stream.x
 
-    def _place(self, index: int, step: Step) -> KVWrite:
-        return KVWrite(self.own[index].flatten(0, 1) if step.is_branches else self.memory[index], step.kv_index)
-
     def _attend(self, index: int, q: Tensor, step: Step) -> Tensor:
-        memory, own = self.memory[index], self.own[index]
-        if step.is_branches:
-            return attend_branches(
-                q, memory, self.pages, step.lengths, own, SEEN, PAGE_SIZE, CHAIN_LENGTH, arrived=self.arrived
-            )
         return attend(
-            q, memory, self.pages, step.starts, step.lengths, PAGE_SIZE, step.n, CHAIN_LENGTH, arrived=self.arrived
+            q,
+            self.memory[index],
+            self.pages,
+            step.starts,
+            step.lengths,
+            PAGE_SIZE,
+            step.n,
+            CHAIN_LENGTH + OWN,
+            nodes=step.nodes,
+            arrived=self.arrived,
         )
 
 

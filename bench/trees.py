@@ -72,12 +72,13 @@ def main(args: Args) -> int:
             for index, text in enumerate(read_prompts([path], args.num_prompts)):
                 params = SamplingParams(temperature=temperature, seed=index, max_tokens=args.max_tokens)
                 serve(engines, cells, path.stem, text, params)
-        print(f"temperature {temperature:g}: tok/s, tokens per round, by set")
+        print(f"temperature {temperature:g}: tok/s, tokens per round, nodes per token, by set")
         for name, cell in cells.items():
             found.append(line_of(name, temperature, cell))
             sets = "  ".join(f"{key} {each.tokens_per_round:.2f}" for key, each in cell.by_set.items())
             speed, rate = cell.n_tokens / cell.seconds, cell.summary.tokens_per_round
-            print(f"{name:16} {speed:8.1f} {rate:6.2f}  {sets}  differ {cell.n_differ}", flush=True)
+            nodes = cell.summary.nodes_per_token or 0.0
+            print(f"{name:16} {speed:8.1f} {rate:6.2f} {nodes:6.2f}  {sets}  differ {cell.n_differ}", flush=True)
     for engine in engines.values():
         engine.close()
     plain.close()
@@ -112,6 +113,7 @@ def line_of(name: str, temperature: float, cell: Cell) -> dict[str, Any]:
         "temperature": temperature,
         "tok_s": cell.n_tokens / cell.seconds,
         "tokens_per_round": cell.summary.tokens_per_round,
+        "nodes_per_token": cell.summary.nodes_per_token,
         "by_set": sets,
         "differ": cell.n_differ,
     }

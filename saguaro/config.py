@@ -19,7 +19,7 @@ T = TypeVar("T")
 MAX_SEED = 2**63 - 1
 SMALL_SEEDS = 2**53  # exact in every JSON reader
 
-FALLBACKS = ("auto", "draft", "ngram", "random", "empty", "batch", "measured")
+FALLBACKS = ("auto", "draft", "ngram", "random", "empty", "batch", "batch-random", "measured")
 PREPARES = ("auto", "always")
 VERIFICATIONS = ("auto", "shared", "rejection")
 LINKS = ("auto", "inline", "process")
@@ -215,17 +215,20 @@ class EngineConfig:
     width: int | None = None
     """Nodes of a tree that a draft step expands (R); 1 with as many nodes as the lookahead: chains. None: as nodes."""
     budget: int = 8
-    """Outcomes prepared per request while the target verifies (M), where the method prepares; steps that a tree
-    grows."""
+    """Outcomes prepared per request while the target verifies (M), where the method prepares; of a tree, the nodes that
+    each step adds."""
+    fan_out: str = "auto"
+    """How many of these outcomes follow k accepted tokens, where the method prepares chains after each k: uniform,
+    geometric (Theorem 12), general (Theorem 18), lookahead + 1 numbers such as 3,2,2,2,4, or auto: the method's own."""
     prepare: str = "auto"
     """When outcomes are prepared: always, or auto: as the method does; ssd where it measures that this pays."""
     fallback: str = "auto"
-    """Who drafts when the outcome was not prepared: draft, ngram, random, empty; batch (by Theorem 17), measured; or
-    auto: the method's own."""
+    """Who drafts when the outcome was not prepared: draft, ngram, random, empty; batch or batch-random (draft, or for
+    a large batch ngram or random, by Theorem 17), measured; or auto: the method's own."""
     verification: str = "auto"
     """How speculated tokens are accepted: shared (noise), rejection, or auto: the method's own."""
     saguaro_c: float = 1.0
-    """C of Saguaro sampling, under rejection: how much the draft holds back from tokens it prepares; 1 is off."""
+    """C of Saguaro sampling, under rejection: the weight of tokens that are prepared, from 0 to 1 (off)."""
     link: str = "auto"
     """Where the draft runs: inline, process, or auto: a process of its own if it can prepare on a core of its own and
     the target keeps two."""
@@ -293,7 +296,8 @@ class EngineConfig:
         _check("nodes", nodes, is_tree, f"between the lookahead, {self.lookahead}, and 64, or None")
         _check("width", self.width, self.width is None or 1 <= self.width <= 64, "between 1 and 64, or None")
         _check("budget", self.budget, 1 <= self.budget <= 256, "between 1 and 256")
-        _check("saguaro_c", self.saguaro_c, 0 < self.saguaro_c <= 1, "more than 0 and at most 1 (off)")
+        _check("saguaro_c", self.saguaro_c, 0 <= self.saguaro_c <= 1, "between 0 and 1 (off)")
+        self._check_fan_out()
         _check("draft_threads", self.draft_threads, 1 <= self.draft_threads <= MAX_THREADS, _from_1_to(MAX_THREADS))
         _check("draft_timeout", self.draft_timeout, 0 < self.draft_timeout <= 3600, "more than 0 and at most 3600")
         _check("max_batch_rows", self.max_batch_rows, 1 <= self.max_batch_rows <= MAX_ROWS, _from_1_to(MAX_ROWS))
@@ -309,6 +313,23 @@ class EngineConfig:
         is_count = self.threads is None or 1 <= self.threads <= MAX_THREADS
         _check("threads", self.threads, is_count, f"{_from_1_to(MAX_THREADS)}, or None")
         self._check_gpus()
+
+    def _check_fan_out(self) -> None:
+        numbers = self.fan_outs
+        is_list = len(numbers) == self.lookahead + 1 and 1 <= sum(numbers) <= 256
+        is_known = self.fan_out in ("auto", "uniform", "geometric", "general")
+        wanted = f"auto, uniform, geometric, general, or {self.lookahead + 1} numbers (lookahead + 1) with commas"
+        _check("fan_out", self.fan_out, is_known or is_list, f"{wanted}, whose sum is at most 256")
+
+    @property
+    def fan_outs(self) -> tuple[int, ...]:
+        """The numbers of fan_out, if it is a list.
+
+        >>> EngineConfig(lookahead=2, fan_out="3,2,4").fan_outs, EngineConfig().fan_outs
+        ((3, 2, 4), ())
+        """
+        is_list = re.fullmatch(r"\d{1,3}(,\d{1,3})*", self.fan_out) is not None
+        return tuple(int(part) for part in self.fan_out.split(",")) if is_list else ()
 
     def _check_gpus(self) -> None:
         share = self.gpu_memory_utilization
@@ -337,8 +358,10 @@ class DraftConfig:
     """Path of the target."""
     tokenizer: str
     """Path of its tokenizer."""
-    planner: str
-    """Which outcomes are prepared (saguaro.methods)."""
+    growth: str
+    """What is prepared (saguaro.method)."""
+    fan_out: tuple[int, ...] = ()
+    """F_0 .. F_K, if it is a list."""
     fallback: str
     """What drafts on a miss (saguaro.methods)."""
     verification: str
@@ -349,14 +372,14 @@ class DraftConfig:
     """K."""
     nodes: int = 0
     """N; 0: the lookahead."""
-    width: int = 0
-    """R; 0: no trees."""
+    width: int = 1
+    """R."""
     budget: int
     """M."""
     saguaro_c: float = 1.0
     """C of Saguaro sampling."""
     cut: float = 0.0
-    """A speculation ends before the first token that leads by less than this; 0: never."""
+    """A speculation ends before the first token less likely than this; 0: never."""
     generation: int = 0
     """Number of drafts started before this one; it keeps their noise apart."""
     n_vocab: int
@@ -385,6 +408,7 @@ class DraftConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ends", _all_of(int, "ends", self.ends))
+        object.__setattr__(self, "fan_out", _all_of(int, "fan_out", self.fan_out))
 
 
 def build(kind: type[T], **values: Any) -> T:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from saguaro.errors import ConfigError
 
+FAN_OUTS = ("uniform", "geometric", "general", "list")  # F_k outcomes after k accepted tokens
+GROWTHS = ("nothing", "continuation", "branch", *FAN_OUTS, "best")
+
 
 @dataclass(frozen=True)
 class Method:
@@ -15,12 +18,12 @@ class Method:
 
     name: str
     summary: str
-    planner: str  # which outcomes are prepared: a name in draft.planner, or grow: those that a tree grows to
+    growth: str  # what is prepared: nothing, best (the likeliest nodes), or chains after outcomes (see GROWTHS)
     fallback: str  # what drafts on a miss: a name in FALLBACKS
     verification: str = "shared"
     prepare: str = "always"  # or measured: prepare only if measurements show a gain
     trees: bool = False  # speculate trees, under shared noise
-    cut: float = 0.0  # end a speculation before the first token with a smaller lead; 0: never
+    cut: float = 0.0  # end a speculation before the first token less likely than this; 0: never
 
     @property
     def is_tree(self) -> bool:
@@ -30,12 +33,22 @@ class Method:
     @property
     def drafts(self) -> bool:
         """Whether the method speculates."""
-        return self.fallback != "empty" or self.planner != "nothing"
+        return self.fallback != "empty" or self.prepares
 
     @property
     def needs_model(self) -> bool:
         """Whether a draft model is needed."""
-        return self.planner != "nothing" or self.fallback in ("draft", "batch", "measured")
+        return self.prepares or self.fallback in ("draft", "batch", "batch-random", "measured")
+
+    @property
+    def prepares(self) -> bool:
+        """Whether it prepares for outcomes."""
+        return self.growth != "nothing"
+
+    @property
+    def has_fan_out(self) -> bool:
+        """Whether it prepares numbers of outcomes that may be set."""
+        return self.growth in FAN_OUTS
 
 
 METHODS = {
@@ -44,15 +57,16 @@ METHODS = {
         Method("ar", "the target alone, one token per round", "nothing", "empty"),
         Method("sd", "speculative decoding: draft, then verify", "nothing", "draft", trees=True),
         Method("ngram", "drafts from the text so far, without a model", "nothing", "ngram"),
-        Method("amusd", "drafts on as if all were accepted", "last", "draft"),
+        Method("amusd", "drafts on as if all were accepted", "continuation", "draft"),
         Method("pearl", "the same, and on a miss one token while drafting anew", "continuation", "empty"),
-        Method("specbranch", "speculates up to the first doubt, branches there", "branch", "draft", cut=1.0),
+        Method("specbranch", "speculates up to the first doubt, branches there", "branch", "draft", cut=0.6),
         Method("ssd-uniform", "every number accepted, equally many bonus tokens", "uniform", "draft"),
+        Method("swiftspec", "keeps growing one tree, verifies its best part", "best", "draft", trees=True),
         Method("saguaro", "the paper: geometric fan-out, rejection, by batch size", "geometric", "batch", "rejection"),
         Method(
             "ssd",
             "grows a tree while the target verifies; our best",
-            "grow",
+            "best",
             "measured",
             prepare="measured",
             trees=True,

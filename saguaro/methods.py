@@ -6,18 +6,16 @@ from pathlib import Path
 
 from saguaro.config import DraftConfig
 from saguaro.device.graphs import bucket
-from saguaro.draft.cache import SpeculationCache, TreeCache
-from saguaro.draft.graphed import GraphDrafter
+from saguaro.draft.drafter import Drafter, NoDrafter
 from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.growth import Shape
-from saguaro.draft.model import Drafter, ModelDrafter, NoModel
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.planner import make_planner
-from saguaro.draft.policy.adaptive import AdaptiveFallback, AdaptiveGrowth
+from saguaro.draft.policy.adaptive import AdaptiveFallback
 from saguaro.draft.policy.fallback import BatchSizeFallback, Fallback, FixedFallback, MeasuredFallback, NoProposer
 from saguaro.draft.policy.prepare import AlwaysPrepare, MeasuredPrepare, NeverPrepare, PreparePolicy
 from saguaro.draft.random import RandomTokens
-from saguaro.draft.ranking import Ranker, SampledRanker, SharedRanker
+from saguaro.draft.ranking import Draws
 from saguaro.draft.rows import Proposer
 from saguaro.kernels.best import ranker_for
 from saguaro.kernels.bundle import Kernels
@@ -30,33 +28,23 @@ from saguaro.round import DraftSide
 from saguaro.target.grammar import Start
 from saguaro.target.sampler import Sampler
 
-__all__ = ["METHODS", "Method", "draft_side", "find_method"]
+N_CHILDREN = 8  # candidates kept after a node, at least
+
+__all__ = ["METHODS", "Method", "draft_shape", "draft_side", "find_method"]
 
 
 def draft_side(
     config: DraftConfig, model: Transformer | None, kernels: Kernels | None = None, start: Start | None = None
 ) -> DraftSide:
-    """Build the draft side of a method. With kernels, its steps are captured where possible. start comes from the
-    target side if it runs in the same process."""
+    """Build the draft side of a method. With kernels, its steps are captured. start comes from the target side if it
+    runs in the same process."""
     if start is None:
         tokenizer = partial(load_tokenizer, Path(config.tokenizer), config.n_text)
         start = Grammars(tokenizer, config.n_vocab, config.ends).start
-    drafter: Drafter = NoModel()
+    drafter: Drafter = NoDrafter()
     primary: Proposer = NoProposer()
-    is_tree = config.width > 0
-    is_plain = kernels is not None and config.verification == "shared" and config.cut == 0
-    joint = kernels.joint if kernels and is_plain else None
-    # Without trees, the likeliest outcomes of a chain take the place of growing.
-    name = "joint" if config.planner == "grow" else config.planner
-    planner = None if is_tree else make_planner(name, joint, bucket(config.max_rows))
-    cache: SpeculationCache | TreeCache = SpeculationCache()
-    if model is not None and is_tree:
-        drafter = primary = trees = _tree_drafter(config, model, kernels)
-        cache = TreeCache(trees)
-    elif model is not None:
-        drafter = primary = eager = _model_drafter(config, model, kernels)
-        if kernels is not None and is_plain and (planner is None or planner.is_fixed):
-            drafter = primary = _graph_drafter(config, model, eager, kernels)
+    if model is not None:
+        drafter = primary = _tree_drafter(config, model, kernels)
     economies: dict[str, Callable[[], PreparePolicy]] = {
         "always": AlwaysPrepare,
         "measured": MeasuredPrepare,
@@ -64,26 +52,36 @@ def draft_side(
     }
     return DraftSide(
         drafter,
-        planner,
-        _fallback(config, primary, isinstance(drafter, GraphDrafter) or (is_tree and kernels is not None)),
+        _fallback(config, primary, kernels is not None),
         economies[config.prepare](),
         lookahead=config.most_nodes,
         n_vocab=config.n_vocab,
         start=start,
-        cache=cache,
         read_s=config.read_s,
     )
 
 
+def draft_shape(config: DraftConfig) -> Shape:
+    """How the trees of a method grow."""
+    budget = {"nothing": 0, "continuation": 1, "list": sum(config.fan_out)}.get(config.growth, config.budget)
+    n_children = N_CHILDREN if config.growth == "best" else max(N_CHILDREN, budget + 1)  # + 1: one is in flight
+    return Shape(config.lookahead, config.most_nodes, config.width, budget, n_children)
+
+
 def _tree_drafter(config: DraftConfig, model: Transformer, kernels: Kernels | None) -> TreeDrafter:
+    draws = None
+    if config.verification == "rejection":
+        draws = Draws(config.saguaro_c, config.generation, model.device)
     return TreeDrafter(
         model,
         _kv(config, model),
         Sampler(config.n_vocab, ranker_for(model.device)),
-        Shape(config.lookahead, config.most_nodes, config.width),
+        draft_shape(config),
         max_rows=config.max_rows,
         n_known=config.n_vocab,
-        n_grown=config.budget if config.planner == "grow" else 0,
+        planner=make_planner(config.growth, config.fan_out, bucket(config.max_rows)),
+        draws=draws,
+        cut=config.cut,
         kernels=kernels,
     )
 
@@ -95,31 +93,6 @@ def _kv(config: DraftConfig, model: Transformer) -> KVPlan:
     return KVPlan(-(-n_tokens // config.page_size), config.page_size, per_token, model.spec.max_length)
 
 
-def _graph_drafter(config: DraftConfig, model: Transformer, eager: ModelDrafter, kernels: Kernels) -> GraphDrafter:
-    sizes = {"max_rows": config.max_rows, "lookahead": config.lookahead, "budget": config.budget}
-    return GraphDrafter(eager, model, kernels, n_known=config.n_vocab, longest=eager.longest, **sizes)
-
-
-def _model_drafter(config: DraftConfig, model: Transformer, kernels: Kernels | None) -> ModelDrafter:
-    sampler = Sampler(config.n_vocab, ranker_for(model.device))
-    n_candidates = config.budget + 1 if config.planner != "nothing" else 1  # + 1: the token in flight is no bonus
-    guess: Ranker = SharedRanker(sampler, n_candidates)
-    if config.verification == "rejection":
-        fan_out = max(1, round(config.budget / (config.lookahead + 1)))
-        guess = SampledRanker(sampler, n_candidates, fan_out, config.saguaro_c, config.generation)
-    sizes = {"max_rows": config.max_rows, "lookahead": config.lookahead, "budget": config.budget}
-    return ModelDrafter(model, guess, _kv(config, model), cut=config.cut, kernels=kernels, **sizes)
-
-
-def _measured(primary: Proposer, is_captured: bool) -> Fallback:
-    if is_captured:
-        return MeasuredFallback(primary, Ngram())
-    if isinstance(primary, TreeDrafter):
-        return AdaptiveGrowth(primary, Ngram())
-    assert isinstance(primary, ModelDrafter)
-    return AdaptiveFallback(primary, Ngram())
-
-
 def _fallback(config: DraftConfig, primary: Proposer, is_captured: bool) -> Fallback:
     parts: dict[str, Callable[[], Fallback]] = {
         "empty": lambda: FixedFallback(NoProposer()),
@@ -127,7 +100,13 @@ def _fallback(config: DraftConfig, primary: Proposer, is_captured: bool) -> Fall
         "ngram": lambda: FixedFallback(Ngram()),
         "random": lambda: FixedFallback(RandomTokens(config.n_vocab)),
         "batch": lambda: BatchSizeFallback(primary, Ngram()),
+        "batch-random": lambda: BatchSizeFallback(primary, RandomTokens(config.n_vocab)),
         # a captured draft takes all its steps regardless of the requested length
-        "measured": lambda: _measured(primary, is_captured),
+        "measured": lambda: MeasuredFallback(primary, Ngram()) if is_captured else _adaptive(primary),
     }
     return parts[config.fallback]()
+
+
+def _adaptive(primary: Proposer) -> Fallback:
+    assert isinstance(primary, TreeDrafter)
+    return AdaptiveFallback(primary, Ngram())

@@ -50,6 +50,28 @@ def derive_seed(seed: int, index: int) -> int:
     return (z ^ (z >> 31)) >> 11
 
 
+def derive_seeds(seeds: Tensor, indices: Tensor) -> Tensor:  # [R] int64 each -> [R] int64
+    """derive_seed for tensors; no index is 0.
+
+    >>> derive_seeds(torch.tensor([7, 2**53 - 1]), torch.tensor([1, 2**45])).tolist() == [
+    ...     derive_seed(7, 1), derive_seed(2**53 - 1, 2**45)]
+    True
+    """
+
+    def shifted(z: Tensor, n: int) -> Tensor:  # without the sign
+        return z.bitwise_right_shift(n).bitwise_and(2 ** (64 - n) - 1)
+
+    z = seeds + indices * _signed(0x9E3779B97F4A7C15)
+    z = (z ^ shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ shifted(z, 27)) * _signed(0x94D049BB133111EB)
+    return shifted(z ^ shifted(z, 31), 11)
+
+
+def _signed(word: int) -> int:
+    """The int64 with these 64 bits."""
+    return word - 2**64 if word >= 2**63 else word
+
+
 def philox(c0: Words, c1: Words, c2: Words, c3: Words, k0: Words, k1: Words) -> tuple[Words, Words, Words, Words]:
     """Philox4x32-10 on 64-bit arrays that hold 32-bit words; the arguments broadcast.
 

@@ -8,20 +8,39 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from saguaro.draft.cache import SpeculationCache, TreeCache
-from saguaro.draft.model import Drafter, Prepared
-from saguaro.draft.planner import Planner
+from saguaro.draft.drafter import Drafter, Prepared
 from saguaro.draft.policy.fallback import Fallback
 from saguaro.draft.policy.prepare import PreparePolicy
 from saguaro.draft.rows import DraftRow, DraftRows
 from saguaro.target.grammar import Start
 from saguaro.target.observe import round_event
 from saguaro.target.scheduler import Batch, Commit, Scheduler, lookahead_limits
-from saguaro.target.verifier import Pending, Verifier
 from saguaro.types import DraftLink, DraftTimes, Interval, Joined, Observer, Outcome, Speculation
 
 now = time.perf_counter
+
+
+class Pending(Protocol):
+    """A running verification."""
+
+    def outcome(self) -> Outcome:
+        """Wait for the result."""
+
+    def seconds(self) -> float | None:
+        """Device time, available after the result; None: the host measures launch and wait."""
+
+
+class Verifies(Protocol):
+    """Launches verifications: target/verifier.py's Verifier, or what takes its place."""
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether launch returns before the result is computed, so that the host can continue."""
+
+    def launch(self, batch: Batch, spec: Speculation) -> Pending:
+        """Start computing a batch. spec has one row per sampling row, at most as long as its lookahead."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +65,7 @@ class _Landed:
 class Round:
     """The target side. Holds the last outcome until it is sent to the draft."""
 
-    def __init__(self, scheduler: Scheduler, verifier: Verifier, draft: DraftLink) -> None:
+    def __init__(self, scheduler: Scheduler, verifier: Verifies, draft: DraftLink) -> None:
         self.scheduler, self.verifier, self.draft = scheduler, verifier, draft
         self.observers: list[Observer] = []
         self._outcome, self._number = Outcome.nothing(), 0
@@ -122,23 +141,21 @@ class Round:
 
 
 class DraftSide:
-    """The draft side: the speculation in flight for each row, and the prepared ones per outcome."""
+    """The draft side: the speculation in flight for each row, and what is prepared for its outcome."""
 
     def __init__(
         self,
         drafter: Drafter,
-        planner: Planner | None,
         fallback: Fallback,
         economy: PreparePolicy,
         *,
         lookahead: int,
         n_vocab: int,
         start: Start | None = None,
-        cache: SpeculationCache | TreeCache | None = None,
         read_s: float = math.inf,  # seconds per round for reading texts while rows decode
     ) -> None:
-        self.rows, self.cache = DraftRows(start), cache or SpeculationCache()
-        self.drafter, self.planner, self.fallback, self.economy = drafter, planner, fallback, economy
+        self.rows = DraftRows(start)
+        self.drafter, self.fallback, self.economy = drafter, fallback, economy
         self._lookahead, self._n_vocab, self._read_s = lookahead, n_vocab, read_s
         self._is_awaited = False  # whether the last reply had any rows
         self._asked: list[DraftRow] = []
@@ -147,7 +164,7 @@ class DraftSide:
 
     def warm(self, size: int) -> None:
         """Warm up for batches of this size."""
-        self.drafter.warm(size, self.planner)
+        self.drafter.warm(size)
 
     def admit(self, joined: Sequence[Joined]) -> None:
         """Add these rows."""
@@ -156,11 +173,10 @@ class DraftSide:
     def retire(self, slots: Sequence[int]) -> None:
         """Drop these rows. Unknown slots are ignored."""
         self.rows.retire(slots)
-        self.cache.forget(slots)
         self.drafter.retire(slots)
 
     def respond(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
-        """Commit the outcome, look it up in the cache, and run the fallback for rows that missed."""
+        """Commit the outcome, take what was prepared for it, and run the fallback for rows that missed."""
         began, self._outcome = now(), outcome if self._made is not None else Outcome.nothing()
         self.fallback.learn(outcome, self.rows)
         self.economy.learn(outcome, self.rows)
@@ -168,7 +184,7 @@ class DraftSide:
         self.drafter.settle(list(self.rows))
         known = [(row, n) for slot, n in zip(slots, room, strict=True) if (row := self.rows.get(slot)) is not None]
         wanted = [(row, min(n, self._lookahead)) for row, n in known if n > 0]
-        missed = self.cache.serve(outcome, wanted, self.drafter)
+        missed = self.drafter.serve(outcome, wanted)
         self.fallback.draft(missed, len(slots))
         self._asked = [row for row, _ in known if row.request.params.prepare]
         self._is_awaited = bool(slots)
@@ -176,15 +192,11 @@ class DraftSide:
         return replace(spec, times=DraftTimes((began, now()), self._prepared_in(), self._made is not None))
 
     def prepare(self, is_late: Callable[[], bool] = lambda: False) -> None:
-        """Plan likely outcomes, draft after each and refill the cache. Stops early when the outcome arrives.
-
-        The planner learns only from rounds that it planned.
-        """
+        """Read texts that are behind, and prepare for likely outcomes. Stops early when the outcome arrives."""
         began, self._made = now(), None
         self.drafter.read(list(self.rows), is_late, self._read_s if self._is_awaited else math.inf)
-        if (self.planner is not None or self.drafter.grows) and self.economy.prepares(self._asked, self.rows):
-            self._made = self.drafter.prepare(self._asked, self.planner, self._outcome, is_late)
-            self.cache.fill(self._made)
+        if self.drafter.prepares and self.economy.prepares(self._asked, self.rows):
+            self._made = self.drafter.prepare(self._asked, self._outcome, is_late)
         self._prepared = (began, now())
 
     def _prepared_in(self) -> Interval:

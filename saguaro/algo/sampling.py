@@ -77,6 +77,19 @@ def probabilities(logits: Tensor, rules: Rules) -> Tensor:  # [R, V] -> [R, V]
     return law
 
 
+def at_temperature(logits: Tensor, temperature: Tensor) -> Tensor:  # [R, V], [R] -> [R, V]
+    """`probabilities` of requests without other rules, as a fixed sequence of operations.
+
+    >>> at_temperature(torch.tensor([[0.0, 3.0], [0.0, 3.0]]), torch.tensor([0.0, 1.0]))
+    tensor([[0.0000, 1.0000],
+            [0.0474, 0.9526]])
+    """
+    is_warm = (temperature > 0)[:, None]
+    scores = (logits - logits.amax(-1, keepdim=True)) / torch.where(is_warm, temperature[:, None], 1.0)
+    best = torch.zeros_like(logits).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
+    return torch.where(is_warm, scores.softmax(-1), best)
+
+
 def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:  # [R, V], [R] int64
     """Keep the k best of each row.
 
@@ -180,16 +193,21 @@ def _pairs(seeds: Tensor, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Te
     return seeds.repeat_interleave(n), positions.repeat_interleave(n), tokens.flatten()
 
 
-def saguaro_logits(logits: Tensor, fan_out: int, c: float) -> Tensor:  # [R, V] -> [R, V]
-    """Saguaro sampling (Definition 14): the draft weights its fan_out best tokens by c <= 1, so that the bonus after a
-    rejection is more likely one of them.
+def saguaro_logits(logits: Tensor, fan_out: Tensor, c: float, most: int) -> Tensor:  # [R, V], [R] or [1] -> [R, V]
+    """Saguaro sampling (Definition 14): the draft weights its fan_out best tokens by c < 1, so that the bonus after a
+    rejection is more likely one of them. Where nothing else is possible, c has no effect. No fan_out exceeds `most`.
 
     >>> q = torch.tensor([[0.41, 0.41, 0.09, 0.09]])
-    >>> saguaro_logits(q.log(), fan_out=2, c=0.7783).softmax(-1)
+    >>> saguaro_logits(q.log(), torch.tensor([2]), 0.7783, 4).softmax(-1)
     tensor([[0.3900, 0.3900, 0.1100, 0.1100]])
+    >>> saguaro_logits(torch.tensor([[1.0, 0.0]]).log(), torch.tensor([1]), 0.0, 2).softmax(-1)
+    tensor([[1., 0.]])
     """
-    best = logits.topk(min(fan_out, logits.shape[1]), dim=-1).indices
-    return logits.scatter_add(1, best, torch.full_like(logits, math.log(c)).gather(1, best))
+    best = logits.topk(min(most, logits.shape[1]), dim=-1).indices  # [R, most]
+    is_held = torch.arange(best.shape[1], device=best.device) < fan_out[:, None]
+    weight = torch.where(is_held, math.log(c) if c > 0 else NEVER, 0.0).to(logits.dtype)
+    held = logits.scatter_add(1, best, weight.expand_as(best))
+    return torch.where((held > NEVER).any(-1, keepdim=True), held, logits)
 
 
 def penalise(

@@ -40,6 +40,20 @@ def paths(parents: Sequence[int]) -> list[list[int]]:  # [N][depth]
     return found
 
 
+def ranks(parents: Sequence[int]) -> list[int]:  # [N]
+    """The rank of each node of one tree among its siblings, from 1: the order in which they were offered.
+
+    >>> ranks([-1, 0, 0, 1])
+    [1, 1, 2, 1]
+    """
+    n_children = [0] * (len(parents) + 1)  # of each node; of the root last
+    found = []
+    for parent in parents:
+        n_children[parent] += 1
+        found.append(n_children[parent])
+    return found
+
+
 def paths_of(parent: Tensor, most: int) -> tuple[Tensor, Tensor]:  # [B, N] int64 -> [B, N, most], [B, N] int64
     """The nodes on the path to each node, itself last, then -1; and its depth, the number of nodes on the path.
 
@@ -65,17 +79,6 @@ def paths_of(parent: Tensor, most: int) -> tuple[Tensor, Tensor]:  # [B, N] int6
     )  # from the root down; below 0: after the node
     found = up.gather(2, order.clamp(min=-1) % (most + 1))
     return found.masked_fill(found == n, -1), depth
-
-
-def is_deeper(parent: Tensor, length: Tensor, most: int) -> bool:  # [B, N] int64, [B] int64: how many nodes are real
-    """Whether a tree has a node deeper than `most`.
-
-    >>> [is_deeper(torch.tensor([[-1, 0, 0, 1]]), torch.tensor([length]), 2) for length in (3, 4)]
-    [False, True]
-    """
-    depth = paths_of(parent, most)[1]
-    is_real = torch.arange(parent.shape[1], device=parent.device) < length[:, None]
-    return bool((is_real & (depth == 0)).any())
 
 
 def accept(

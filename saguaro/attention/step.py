@@ -11,6 +11,7 @@ logits_at  flat positions whose logits are needed: the last text token of a samp
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +19,7 @@ from torch import Tensor
 from saguaro.algo import tree
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """One row's share of a step."""
 
     tokens: Sequence[int]  # to compute: text, then speculated
@@ -27,11 +27,18 @@ class Segment:
     pages: Sequence[int]  # of the sequence, at least up to the last token
     n_wanted: int  # number of last tokens whose logits are needed
     parents: Sequence[int] | None = None  # of the last tokens, the nodes of a tree (algo/tree.py); None: a chain
+    slot: int = -1  # of the request, for captured steps
+    facts: Sequence[int] = ()  # for what follows a captured step
 
     @property
     def paths(self) -> list[list[int]]:  # [nodes]
         """The nodes on the way to each node of the tree, itself last."""
         return tree.paths(self.parents or ())
+
+    @property
+    def depth(self) -> int:
+        """Nodes on the longest path, if one token is text and the others are nodes."""
+        return len(self.tokens) - 1 if self.parents is None else max(map(len, self.paths), default=0)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""A drafter that grows one tree per row (draft/tree.py), for verification by shared noise.
+"""A drafter that grows one tree per row (draft/tree.py). A chain is a tree of first children.
 
     propose   after an outcome that was not foreseen: start a new tree at the text's end and grow it
-    prepare   while the target verifies: go on growing, the likeliest nodes first
+    prepare   while the target verifies: go on growing, the likeliest nodes first, or where a planner says
     serve     an outcome arrives: the node that it leads to becomes the root; what is below it is ready
 
 Every function over tensors is a fixed sequence of operations, so on a GPU each is captured as a whole, all steps and
@@ -16,16 +16,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from saguaro.algo.planning import Planned
 from saguaro.attention.step import Segment
 from saguaro.device.graphs import Graphs, Moment, SideStream, as_float, bucket
 from saguaro.draft.chance import LEAST
+from saguaro.draft.drafter import Prepared
 from saguaro.draft.growth import Growth, Shape
-from saguaro.draft.model import Prepared
 from saguaro.draft.planner import Planner
+from saguaro.draft.ranking import Draws
 from saguaro.draft.rows import DraftRow, GrowthBudget, Proposal, Wanted
 from saguaro.draft.texts import DraftTexts
-from saguaro.draft.tree import AT_PLACE, NEVER, NO_TREE, PLACES, ROOT, Trees
+from saguaro.draft.tree import AT_PLACE, NEVER, NO_TREE, ROOT, Trees
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVPlan
 from saguaro.model.transformer import Transformer
@@ -48,13 +48,17 @@ class TreeDrafter(DraftTexts):
         *,
         max_rows: int,
         n_known: int,
-        n_grown: int,  # steps of growth while the target verifies; 0: none
+        planner: Planner | None = None,  # which outcomes are prepared; None: the likeliest nodes
+        draws: Draws | None = None,  # of first children, under rejection
+        cut: float = 0.0,  # a chain ends before the first token less likely than this; 0: never
         kernels: Kernels | None = None,
     ) -> None:
-        n_slots = max_rows + 1  # the last is for padding
-        super().__init__(model, kv, n_after=shape.most_text, kernels=kernels, n_scratch=n_slots * (PLACES + 1))
-        self._growth = Growth(self, sampler, shape, max_rows=max_rows, n_known=n_known, kernels=kernels)
-        self._shape, self._n_grown, self.grows = shape, n_grown, n_grown > 0
+        n_scratch = (max_rows + 1) * (shape.places + 1)  # the last row is for padding
+        super().__init__(model, kv, n_after=shape.most_text, kernels=kernels, n_scratch=n_scratch)
+        sizes = {"max_rows": max_rows, "n_known": n_known}
+        self._growth = Growth(self, sampler, shape, planner=planner, draws=draws, kernels=kernels, **sizes)
+        self._shape, self._planner, self.prepares = shape, planner, shape.budget > 0
+        self._doubt = math.log(cut) if cut > 0 else NEVER
         device, self._padding = model.device, max_rows
         self._is_captured = kernels is not None
         self._stream, self._graphs = SideStream(device), Graphs(device)
@@ -63,6 +67,7 @@ class TreeDrafter(DraftTexts):
         self._sent = Moment(device)  # the lines; the host may write the next ones
         self._in_flight: dict[int, list[int]] = {}  # by slot: the nodes that are being verified
         self._landing: dict[int, tuple[int, int]] = {}  # by slot: node and bonus of an outcome not yet applied
+        self._is_prepared = False  # whether trees were grown since the last outcome
 
     @property
     def trees(self) -> Trees:
@@ -87,15 +92,15 @@ class TreeDrafter(DraftTexts):
             super().read(rows, is_late, seconds)
 
     @torch.inference_mode()
-    def serve(self, outcome: Outcome, wanted: Sequence[Wanted], is_prepared: bool) -> list[Wanted]:
-        """Apply an outcome: what was prepared for it goes in flight. Returns the rows for which nothing was."""
+    def serve(self, outcome: Outcome, wanted: Sequence[Wanted]) -> list[Wanted]:
+        """See Drafter."""
         self._landing = {}
         facts = zip(outcome.slots.tolist(), outcome.accepted(), outcome.bonus.tolist(), strict=True)
         for slot, nodes, bonus in facts:
             flight = self._in_flight.get(slot)
             if flight is not None and len(nodes) <= len(flight):
                 self._landing[slot] = (flight[nodes[-1]] if nodes else ROOT, bonus)
-        self._in_flight = {}
+        is_prepared, self._is_prepared, self._in_flight = self._is_prepared, False, {}
         if not is_prepared:
             return list(wanted)
         asked = [(row, n) for row, n in wanted if row.request.params.prepare]
@@ -109,7 +114,8 @@ class TreeDrafter(DraftTexts):
             self.trunks[row.slot].n_computed = len(row.text) - (0 if is_hit else 2)
             if is_hit and nodes:
                 tokens, parents = self._launch(row, nodes[: 3 * n])
-                row.propose(tokens, CACHE, parents=None if shape.is_chain else parents)
+                q = self._growth.laws(row.slot, nodes[: 3 * n : 3])
+                row.propose(tokens, CACHE, q, None if shape.is_chain else parents)
                 missed.discard(row.slot)
             del self._landing[row.slot]
         return [(row, n) for row, n in wanted if row.slot in missed]
@@ -121,6 +127,7 @@ class TreeDrafter(DraftTexts):
         ready = self.ready(rows)
         tokens: dict[int, list[int]] = {}
         parents: dict[int, list[int]] = {}
+        q: dict[int, Tensor | None] = {}
         shape = self._shape.at(len(ready), lookahead)
         if ready:
             drafted = self._run("draft", ready, self._growth.draft, shape, budget)
@@ -128,28 +135,31 @@ class TreeDrafter(DraftTexts):
                 self.trunks[row.slot].n_computed = len(row.text)
                 self._landing.pop(row.slot, None)
                 tokens[row.slot], parents[row.slot] = self._launch(row, found[: 3 * lookahead])
+                q[row.slot] = self._growth.laws(row.slot, found[: 3 * lookahead : 3])
         return Proposal(
             [tokens.get(row.slot, []) for row in rows],
+            q=[q.get(row.slot) for row in rows],
             parents=() if shape.is_chain else [parents.get(row.slot) for row in rows],
         )
 
     @torch.inference_mode()
-    def prepare(
-        self, rows: Sequence[DraftRow], planner: Planner | None, outcome: Outcome, is_late: Callable[[], bool]
-    ) -> Prepared:
-        """Grow the trees in flight until done or late. On a GPU this only launches the work."""
+    def prepare(self, rows: Sequence[DraftRow], outcome: Outcome, is_late: Callable[[], bool]) -> Prepared | None:
+        """See Drafter. On a GPU this only launches the work."""
+        self._is_prepared = True
+        if self._planner is not None:
+            self._planner.learn(outcome)
         self._graft([row for row in rows if row.slot not in self._in_flight and row.parents is None])
         rows = [row for row in rows if row.slot in self._in_flight]
         if not rows or is_late():
-            return Planned.nothing()
+            return None
         with self._stream():
             self._began.mark()
             size = self._write(rows)
             shape = self._shape.at(size, self._shape.nodes)
             if self._is_captured:
-                self._graphs.run(("prepare", size), partial(self._growth.prepare, size, shape, self._n_grown, never))
+                self._graphs.run(("prepare", size), partial(self._growth.prepare, size, shape, never))
             else:
-                self._growth.prepare(size, shape, self._n_grown, is_late)
+                self._growth.prepare(size, shape, is_late)
             self._grown.mark()
         return Grown(self._began, self._grown)
 
@@ -165,13 +175,8 @@ class TreeDrafter(DraftTexts):
             n = min(len(row.speculation), self._shape.lookahead)  # as many as were put into the tree
             self._in_flight[row.slot] = [AT_PLACE - 1 - k for k in range(n)]
 
-    def adopt(self, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
-        """Not used: see `serve`."""
-        raise NotImplementedError("a tree is served, not adopted")
-
-    def warm(self, size: int, planner: Planner | None) -> None:
+    def warm(self, size: int) -> None:
         """Capture the functions for batches of this size, with padding rows."""
-        prepares = self.grows
         with self._stream(), torch.inference_mode():
             self._lines[:size] = self._padding_line()
             self._growth.lines.send(size)
@@ -179,14 +184,14 @@ class TreeDrafter(DraftTexts):
             growth, each = self._growth, (2, self._shape.most_text)
             shapes = {self._shape.at(size, room) for room in (self._shape.lookahead, self._shape.nodes)}
             calls = [("draft", growth.draft, replace(shape, n_text=n)) for shape in shapes for n in each]
-            if prepares:
+            if self.prepares:
                 calls += [("respond", growth.respond, shape) for shape in shapes]
                 calls += [("graft", growth.graft, replace(self._shape, n_text=n)) for n in each]
             for name, function, shape in calls:
                 self._graphs.run((name, size, shape), partial(function, size, shape, None))
-            if prepares:
+            if self.prepares:
                 shape = self._shape.at(size, self._shape.nodes)
-                self._graphs.run(("prepare", size), partial(growth.prepare, size, shape, self._n_grown, never))
+                self._graphs.run(("prepare", size), partial(growth.prepare, size, shape, never))
 
     def _run(
         self,
@@ -211,7 +216,7 @@ class TreeDrafter(DraftTexts):
         found = self._growth.found.host[: len(rows)]
         least = math.log(max(budget.least, LEAST)) if budget is not None else NEVER
         lines = zip(found.tolist(), as_float(found[:, 4::4]).tolist(), strict=True)
-        return [[line[0], *_nodes_of(line[1:], scores, least)] for line, scores in lines]
+        return [[line[0], *_nodes_of(line[1:], scores, least, self._doubt)] for line, scores in lines]
 
     def _launch(self, row: DraftRow, nodes: list[int]) -> tuple[list[int], list[int]]:
         """Remember which nodes are verified. Returns their tokens and parents."""
@@ -251,14 +256,14 @@ class TreeDrafter(DraftTexts):
     def _line(self, row: DraftRow) -> list[int]:
         request = row.request
         node, bonus = self._landing.get(row.slot, (NO_TREE, 0))
-        facts = [row.slot, len(row.text), request.seed, float_bits(request.params.temperature), node, bonus]
+        facts = [row.slot, len(row.text), request.seed, float_bits(request.params.temperature), node, bonus, row.is_hit]
         n = min(len(row.speculation), self._shape.lookahead)
         flight = [*row.speculation[:n], *[0] * (self._shape.lookahead - n)]
         text = row.text[-self._shape.most_text :]
         return [*facts, n, *flight, *[0] * (self._shape.most_text - len(text)), *text]
 
     def _padding_line(self) -> list[int]:
-        return [self._padding, 0, 0, 0, NO_TREE, 0, 0, *[0] * (self._shape.lookahead + self._shape.most_text)]
+        return [self._padding, 0, 0, 0, NO_TREE, 0, 0, 0, *[0] * (self._shape.lookahead + self._shape.most_text)]
 
 
 @dataclass(frozen=True)
@@ -267,10 +272,6 @@ class Grown:
 
     began: Moment
     done: Moment
-
-    def branches(self) -> dict[tuple[int, int, int], int]:
-        """Always empty."""
-        return {}
 
     def seconds(self) -> float | None:
         """Device time; None on a CPU."""
@@ -283,11 +284,13 @@ def never() -> bool:
     return False
 
 
-def _nodes_of(line: Sequence[int], scores: Sequence[float], least: float) -> list[int]:
-    """Node, token and parent by turns, of the nodes that are there and have at least this score; at least one."""
+def _nodes_of(line: Sequence[int], scores: Sequence[float], least: float, doubt: float) -> list[int]:
+    """Node, token and parent by turns, of the nodes that are there and have at least this score, up to the first whose
+    score falls by more than the doubt below its parent's; at least one."""
     found: list[int] = []
     for node, token, parent, score in zip(line[::4], line[1::4], line[2::4], scores, strict=True):
-        if node < 0 or (found and score < least):
+        above = scores[parent] if parent >= 0 else 0.0
+        if node < 0 or (found and (score < least or score - above < doubt)):
             break
         found += (node, token, parent)
     return found

@@ -7,38 +7,46 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from saguaro.algo import sampling
+from saguaro.algo.planning import Ahead
 from saguaro.algo.tree import nodes_at
 from saguaro.attention.paged import kv_indices_at
 from saguaro.attention.step import Nodes, Step
 from saguaro.device.graphs import Mirror, as_float, bucket
 from saguaro.draft.chance import LEAST, MOST, Chances
+from saguaro.draft.planner import Planner
+from saguaro.draft.planner import Shape as PlanShape
+from saguaro.draft.ranking import Draws, Ranked, likeliest
 from saguaro.draft.rows import DraftRow, GrowthBudget
 from saguaro.draft.texts import DraftTexts
 from saguaro.draft.tree import (
     NEVER,
-    PLACES,
     SURE,
     Landing,
     Picked,
     Trees,
     best,
     expand,
+    follow,
     force,
+    fork,
+    keep_chain,
     land,
     pick,
     reroot,
     start,
+    walk,
 )
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.tables import PageTables
 from saguaro.target.graphed import noise_of
-from saguaro.target.sampler import Context, Sampler, is_plain
+from saguaro.target.sampler import Context, Sampler, is_plain, rules
 
 # Columns of a row's line. From FLIGHT on: K tokens in flight that no tree proposed, then the last tokens of the text.
-SLOT, TEXT, SEED, TEMPERATURE, NODE, BONUS, LENGTH, FLIGHT = range(8)
+SLOT, TEXT, SEED, TEMPERATURE, NODE, BONUS, IS_PRIMARY, LENGTH, FLIGHT = range(9)
 MOST_EXPANDED = 64  # nodes that a step expands in all rows: with more, products are not bound by reading weights
 
-Ranked = tuple[Tensor, Tensor]  # [B * R, W] each: tokens and scores of children, best first
+Befores = list[list[list[int]]]  # [B][R]: the tokens below the root before each of R nodes of each row
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,7 @@ class Shape:
     lookahead: int  # K: depth of what is verified
     nodes: int  # N: nodes verified, at most
     width: int  # R: nodes of a row expanded per step; 1: a chain, if nodes is not above lookahead
+    budget: int = 0  # M: nodes of a row expanded per step while the target verifies; 0: none
     n_children: int = 8  # W: candidates kept after a node
     n_text: int = 2  # last tokens of the text that are computed first: those that may be new
 
@@ -62,6 +71,11 @@ class Shape:
         return 2 * self.lookahead + 1
 
     @property
+    def places(self) -> int:
+        """P: most expanded nodes of a row: the root, those of a draft and those prepared."""
+        return 1 + self.width * self.lookahead + self.budget * (self.lookahead + 1)
+
+    @property
     def is_chain(self) -> bool:
         """Whether only the best child of a node is speculated."""
         return self.width == 1 and self.nodes <= self.lookahead
@@ -69,10 +83,11 @@ class Shape:
     def at(self, n_rows: int, room: int) -> "Shape":
         """The shape for so many rows, of which none has room for more nodes: less per row in a large batch, so that a
         step stays bound by reading weights; a chain where there is no room for more."""
-        nodes = nodes_at(n_rows, self.nodes, self.lookahead)
+        nodes, most = nodes_at(n_rows, self.nodes, self.lookahead), max(1, MOST_EXPANDED // max(1, n_rows))
+        budget = min(self.budget, most)
         if min(nodes, room) <= self.lookahead:
-            return replace(self, nodes=self.lookahead, width=1)
-        return replace(self, nodes=nodes, width=max(1, min(self.width, MOST_EXPANDED // max(1, n_rows))))
+            return replace(self, nodes=self.lookahead, width=1, budget=budget)
+        return replace(self, nodes=nodes, width=min(self.width, most), budget=budget)
 
 
 @dataclass(frozen=True)
@@ -107,14 +122,19 @@ class Growth:
         *,
         max_rows: int,
         n_known: int,
+        planner: Planner | None,
+        draws: Draws | None,
         kernels: Kernels | None,
     ) -> None:
-        """texts must have PLACES + 1 places of scratch memory for each row and one more."""
+        """texts must have P + 1 places of scratch memory for each row and one more. planner: chooses what is prepared;
+        None: the likeliest nodes. draws: first children are sampled; None: they are the best."""
         self._runner, self._cache, self._longest = texts.runner, texts.cache, texts.longest
         self._scratch, self._kernels, self._sampler, self._n_known = texts.scratch, kernels, sampler, n_known
         device, size = self._cache.device, bucket(max_rows)
+        self._planner, self._draws, self._laws = planner, draws, torch.empty(0)
         self._width = min(shape.n_children, n_known)
-        self.trees = Trees.empty(max_rows + 1, self._width, shape.depth, device)  # the last slot is for padding
+        n_slots = max_rows + 1  # the last is for padding
+        self.trees = Trees.empty(n_slots, shape.places, self._width, shape.depth, device)
         self._chances = Chances(self._width, device)
         self.tables = PageTables(max_rows, texts.longest, self._cache.page_size, device)
         self.lines = Mirror((size, FLIGHT + shape.lookahead + shape.most_text), torch.int64, device)
@@ -126,14 +146,15 @@ class Growth:
         """Apply the outcome, start a tree after each text, grow it, and return its best nodes."""
         rows = self._rows(size)
         self._land(rows)
-        picked = start(rows.trees, rows.lines[:, TEXT])
-        ranked = self._compute_text(rows, shape.n_text)
+        picked, fan_out = start(rows.trees, rows.lines[:, TEXT]), self._fan_out(shape)[0]
+        ranked = self._compute_text(rows, shape.n_text, picked, fan_out[:1])
         self.n_steps = 1
         while self.n_steps < shape.lookahead:
             computed = self._next(rows, (picked, ranked), shape, shape.lookahead, budget, shape.is_chain)
             if computed is None:
                 break
-            picked, ranked = computed.picked, self._compute(rows, computed)
+            picked = computed.picked
+            ranked = self._compute(rows, computed, fan_out[self.n_steps : self.n_steps + 1])
             self.n_steps += 1
         else:
             self._put(rows, picked, ranked)
@@ -144,39 +165,97 @@ class Growth:
         rows = self._rows(size)
         landing = self._land(rows)
         reroot(rows.trees, landing)
+        if self._planner is not None:  # what it did not plan is not prepared
+            keep_chain(rows.trees)
         self._return(rows, shape, landing.is_hit.long())
 
     def graft(self, size: int, shape: Shape, budget: GrowthBudget | None) -> None:
         """Start a tree after each text, along the tokens in flight: they are put at the places 1, 2, 3 ..."""
         rows = self._rows(size)
         self._land(rows)
-        self._put(rows, start(rows.trees, rows.lines[:, TEXT]), self._compute_text(rows, shape.n_text))
+        picked = start(rows.trees, rows.lines[:, TEXT])
+        self._put(rows, picked, self._compute_text(rows, shape.n_text, picked, None))
         above = rows.trees.root
         for k in range(shape.lookahead):
             is_wanted = rows.lines[:, LENGTH] > k
             picked = force(rows.trees, above, rows.lines[:, FLIGHT + k], is_wanted)
-            self._put(rows, picked, self._compute(rows, self._computed(rows, picked)))
+            self._put_computed(rows, picked, None)
             above = torch.where(is_wanted, picked.place[:, 0], above)
         self.trees.put(rows.lines[:, SLOT], rows.trees)
 
-    def prepare(self, size: int, shape: Shape, n_steps: int, is_late: Callable[[], bool]) -> None:
-        """Grow, the likeliest nodes first."""
+    def prepare(self, size: int, shape: Shape, is_late: Callable[[], bool]) -> None:
+        """Grow while the target verifies: the likeliest nodes first, or chains after the outcomes that are planned."""
         rows = self._rows(size)
+        if self._planner is None:
+            self._grow(rows, shape, is_late)
+        else:
+            self._branch(rows, shape, self._planner, is_late)
+        self.trees.put(rows.lines[:, SLOT], rows.trees)
+
+    def laws(self, slot: int, nodes: Sequence[int]) -> Tensor | None:  # [n, V]
+        """The distributions of these nodes, which are first children; None under shared noise."""
+        if self._draws is None:
+            return None
+        return self._laws[slot, [node // self._width for node in nodes]].cpu()
+
+    def _grow(self, rows: _Rows, shape: Shape, is_late: Callable[[], bool]) -> None:
         before: tuple[Picked, Ranked] | None = None
-        for _ in range(n_steps):
-            computed = self._next(rows, before, shape, shape.depth, None, is_chain=False)
-            assert computed is not None
-            before = computed.picked, self._compute(rows, computed)
+        wide = replace(shape, width=shape.budget)
+        for fan_out in self._fan_out(shape)[1].split(1):
+            computed = self._next(rows, before, wide, shape.depth, None, is_chain=False)
+            if computed is None:
+                return
+            before = computed.picked, self._compute(rows, computed, fan_out)
             if is_late():
                 break
         if before is not None:
             self._put(rows, *before)
-        self.trees.put(rows.lines[:, SLOT], rows.trees)
+
+    def _branch(self, rows: _Rows, shape: Shape, planner: Planner, is_late: Callable[[], bool]) -> None:
+        trees, tokens = rows.trees, rows.lines[:, FLIGHT : FLIGHT + shape.lookahead]
+        flight = self._walk(rows, tokens)
+        row = torch.arange(len(tokens), device=tokens.device)[:, None]
+        known = row, flight.clamp(min=0)
+        is_known = (trees.score[known] > NEVER) & (flight >= 0)[..., None]
+        slots, length, is_primary = rows.lines[:, SLOT], rows.lines[:, LENGTH], rows.lines[:, IS_PRIMARY] > 0
+        plan = planner.plan(Ahead(slots, tokens, length, trees.token[known], is_known, is_primary), shape.budget)
+        above = torch.where(plan.k >= 0, flight.gather(1, plan.k.clamp(min=0)), -1)
+        picked = fork(trees, above, plan.token)
+        for fan_out in self._fan_out(shape)[1, : shape.lookahead].split(1):
+            if self._put_computed(rows, picked, fan_out) or is_late():
+                break
+            picked = follow(trees, picked)
+
+    def _put_computed(self, rows: _Rows, picked: Picked, fan_out: Tensor | None) -> bool:
+        """Compute nodes and put them into the trees. True if there are none, which captured code never sees."""
+        computed = self._computed(rows, picked)
+        if computed is not None:
+            self._put(rows, computed.picked, self._compute(rows, computed, fan_out))
+        return computed is None
+
+    def _walk(self, rows: _Rows, tokens: Tensor) -> Tensor:  # [B, K] -> [B, K+1]
+        """The places of the root and of the tokens in flight. The last of these is computed, if it was not: what comes
+        after it is a bonus, never a drafted token."""
+        trees, length = rows.trees, rows.lines[:, LENGTH]
+        flight, before = walk(trees, tokens, length), (length - 1).clamp(min=0)[:, None]
+        above = flight.gather(1, before)[:, 0]
+        is_behind = (length > 0) & (above >= 0) & (flight.gather(1, length[:, None])[:, 0] < 0)
+        picked = force(trees, above.clamp(min=0), tokens.gather(1, before)[:, 0], is_behind)
+        self._put_computed(rows, picked, None)
+        return walk(trees, tokens, length)
+
+    def _fan_out(self, shape: Shape) -> Tensor:  # [2, K+1] int64
+        """How many bonus tokens are prepared at each position: after a draft, and after a hit."""
+        device = self._cache.device
+        if self._planner is None:
+            each = max(1, round(shape.budget / (shape.lookahead + 1)))
+            return torch.full((2, shape.lookahead + 1), each, device=device)
+        return self._planner.fan_out(PlanShape(shape.lookahead, self._width, shape.budget, device))
 
     def _rows(self, size: int) -> _Rows:
         lines = self.lines.device[:size]
         slots, heat = lines[:, SLOT], as_float(lines[:, TEMPERATURE])
-        scratch = self._scratch + slots * (PLACES + 1)
+        scratch = self._scratch + slots * (self.trees.unused + 1)
         return _Rows(lines, self.trees.rows(slots), self.tables.device[slots], scratch, heat)
 
     def _land(self, rows: _Rows) -> Landing:
@@ -207,7 +286,8 @@ class Growth:
         budget: GrowthBudget | None,
         is_chain: bool,
     ) -> _Computed | None:
-        """Put the nodes just computed into the trees, and pick the next ones; None if the budget is spent."""
+        """Put the nodes just computed into the trees, and pick the next ones; None if the budget is spent, or if there
+        are none, which captured code never sees."""
         if self._kernels is not None and self._kernels.advance is not None:
             return self._advance(rows, before, shape.width, depth, is_chain)
         if before is not None:
@@ -216,7 +296,12 @@ class Growth:
             return None
         return self._computed(rows, pick(rows.trees, shape.width, depth, is_chain))
 
-    def _computed(self, rows: _Rows, picked: Picked) -> _Computed:
+    def _computed(self, rows: _Rows, picked: Picked) -> _Computed | None:
+        """What a step needs to know of these nodes; None if there are none, which captured code never sees."""
+        if self._kernels is None:
+            picked = picked.without_padding()
+            if not picked.place.numel():
+                return None
         return _Computed(
             picked,
             kv_index=rows.scratch[:, None] + picked.place,
@@ -251,24 +336,24 @@ class Growth:
         )  # fmt: skip
         return None if found is None else _Computed(Picked(*found[:8]), *found[8:])
 
-    def _compute_text(self, rows: _Rows, n: int) -> Ranked:
-        """Compute the last n tokens of each text. Returns the children of the last."""
+    def _compute_text(self, rows: _Rows, n: int, picked: Picked, fan_out: Tensor | None) -> Ranked:
+        """Compute the last n tokens of each text. Returns the children of the last, which is picked."""
         text = rows.lines[:, TEXT]
         device = text.device
         positions = text[:, None] - n + torch.arange(n, device=device)
         is_real = (positions >= 0) & (text > 0)[:, None]
         kv_index = kv_indices_at(rows.pages, positions, is_real, self._cache.page_size)
-        kv_index = torch.where(is_real, kv_index, rows.scratch[:, None] + PLACES)  # the unused place
+        kv_index = torch.where(is_real, kv_index, rows.scratch[:, None] + self.trees.unused)
         starts = torch.arange(len(text) + 1, dtype=torch.int32, device=device) * n
         step = Step(
             rows.lines[:, -n:].flatten(), positions.clamp(min=0).flatten(), kv_index.flatten(),
             starts[:0].long(), rows.pages, starts, text.int(), n, self._longest,
         )  # fmt: skip
         hidden = self._runner.hidden(step)[n - 1 :: n]
-        return self._rank(rows, hidden, text[:, None], lambda: [[[]] for _ in self.requests])
+        return self._rank(rows, hidden, picked, fan_out, lambda: [[[]] for _ in self.requests])
 
-    def _compute(self, rows: _Rows, nodes: _Computed) -> Ranked:
-        """Compute nodes. Returns their children."""
+    def _compute(self, rows: _Rows, nodes: _Computed, fan_out: Tensor | None) -> Ranked:
+        """Compute nodes. Returns their children; fan_out: see _rank."""
         picked, trees = nodes.picked, rows.trees
         n, width = picked.place.shape
         text = trees.position.gather(1, trees.root[:, None])[:, 0] + 1
@@ -278,25 +363,55 @@ class Growth:
             starts, (text + width).int(), width, self._longest,
             Nodes(text.int(), nodes.seen.flatten(), nodes.paths.flatten(0, 1)),
         )  # fmt: skip
-        return self._rank(rows, self._runner.hidden(step), picked.position + 1, lambda: _texts_of(trees, picked))
+        return self._rank(rows, self._runner.hidden(step), picked, fan_out, lambda: _texts_of(trees, picked))
 
     def _rank(
-        self, rows: _Rows, hidden: Tensor, positions: Tensor, texts: Callable[[], list[list[list[int]]]]
+        self, rows: _Rows, hidden: Tensor, picked: Picked, fan_out: Tensor | None, befores: Callable[[], Befores]
     ) -> Ranked:
-        """The best children after these hidden states [B * R, D], for tokens at these positions [B, R]."""
-        logits = self._runner.logits(hidden)
+        """The children of the picked nodes, which have these hidden states [B * R, D]. fan_out [1]: how many tokens of
+        their position are prepared as a bonus; None: their children are bonus tokens, and no sample is needed."""
+        logits, positions = self._runner.logits(hidden), picked.position + 1
         if self._kernels is None:
-            return self._sampler.rank(logits, self._contexts(positions, texts), self._width)
-        noise = noise_of(rows.lines[:, TEMPERATURE], rows.lines[:, SEED], positions.shape[1])
-        return self._kernels.rank(logits, *noise, positions.flatten(), self._n_known, self._width)
+            contexts = self._contexts(positions, befores)
+            if self._draws is None:
+                return self._sampler.rank(logits, contexts, self._width)
+            logits, each = self._sampler.shape(logits, contexts), rules(contexts, logits.device)
+            q, noise = sampling.probabilities(logits, each), (each.seeds, each.positions)
+        else:
+            heat, seeds = noise_of(rows.lines[:, TEMPERATURE], rows.lines[:, SEED], positions.shape[1])
+            if self._draws is None:
+                return self._kernels.rank(logits, heat, seeds, positions.flatten(), self._n_known, self._width)
+            q, noise = sampling.at_temperature(logits[:, : self._n_known], heat), (seeds, positions.flatten())
+        return self._draw(rows, picked, fan_out, logits[:, : self._n_known], q[:, : self._n_known], noise)
 
-    def _contexts(self, positions: Tensor, texts: Callable[[], list[list[list[int]]]]) -> list[Context]:
+    def _draw(
+        self,
+        rows: _Rows,
+        picked: Picked,
+        fan_out: Tensor | None,
+        logits: Tensor,  # [B * R, V]
+        q: Tensor,  # [B * R, V]
+        noise: tuple[Tensor, Tensor],
+    ) -> Ranked:
+        """Children, of which the first is sampled from q. Its distribution is kept: one-hot if it was not sampled."""
+        assert self._draws is not None
+        if fan_out is None:
+            ranked = likeliest(logits, self._width)
+            law = torch.zeros_like(q).scatter_(1, ranked[0][:, :1], 1.0)
+        else:
+            ranked, law = self._draws(logits, q, noise, self._width, fan_out)
+        if not self._laws.numel():
+            self._laws = q.new_empty(*self.trees.is_used.shape, q.shape[1])
+        self._laws[rows.lines[:, SLOT, None], picked.place] = law.view(*picked.place.shape, -1)
+        return ranked
+
+    def _contexts(self, positions: Tensor, befores: Callable[[], Befores]) -> list[Context]:
         """The tokens before each position: only their number matters to plain requests."""
         if all(is_plain(row.request.params) for row in self.requests):
             each = zip(self.requests, positions.tolist(), strict=True)
             return [(row.request, range(at - len(row.text))) for row, ats in each for at in ats]
-        each_text = zip(self.requests, texts(), strict=True)
-        return [(row.request, before) for row, befores in each_text for before in befores]
+        each_row = zip(self.requests, befores(), strict=True)
+        return [(row.request, before) for row, own in each_row for before in own]
 
     def _return(self, rows: _Rows, shape: Shape, is_hit: Tensor) -> None:
         """Store the trees, and put their best nodes where the host reads them: node, token, parent, bits of the score;
@@ -320,7 +435,7 @@ class Growth:
         return first * usual
 
 
-def _texts_of(trees: Trees, picked: Picked) -> list[list[list[int]]]:  # [B][R][depth]
+def _texts_of(trees: Trees, picked: Picked) -> Befores:
     """The tokens below the root on the way to each picked node, itself included."""
     found = []
     every = zip(picked.path.tolist(), picked.token.tolist(), trees.node.tolist(), trees.token, strict=True)

@@ -1,101 +1,69 @@
-"""From the draft's logits to a token and ranked candidates, for each verification rule.
+"""From the draft's logits to the children of a node, best first, for each verification rule.
 
-Under shared noise the draft ranks by log q plus the target's own noise, and its token is the best candidate.
-Under rejection its token is sampled from q with separate noise, and q is sent to the target. This noise must be new for
-every draft of a position. Otherwise the choice of prepared outcomes would depend on the tokens drafted after them, and
-the tokens that are used would no longer be distributed as q.
+Under shared noise children are ranked by log q plus the target's own noise; the first is the draft's token. Under
+rejection the first child is sampled from q with separate noise, the others are the likeliest tokens, and q is sent to
+the target. This noise must be new for every draw. Otherwise the choice of prepared outcomes would depend on the tokens
+drafted after them, and the tokens that are used would no longer be distributed as q.
 """
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from saguaro import rng
 from saguaro.algo import sampling
-from saguaro.target.sampler import Context, Sampler, rules
 
 FIRST_DRAFT_SEED = 2**32  # smaller indices belong to a request's n outputs
 
+Ranked = tuple[Tensor, Tensor]  # [R, W] each: tokens and scores of children, best first
 
-@dataclass(frozen=True)
-class Ranking:
-    """R tokens and their candidates."""
 
-    token: Tensor  # [R] int64
-    candidates: Tensor  # [R, C] int64, best first
-    scores: Tensor  # [R, C] descending
-    q: Tensor | None  # [R, V] the token's distribution; None: it was not sampled
+class Draws:
+    """Samples the first child of each node; with c < 1 by Saguaro sampling (Definition 14)."""
 
-    def leads(self) -> Tensor:  # [R]
-        """The lead of each token over the best other candidate; inf without another, -inf if it is no candidate.
+    def __init__(self, c: float, generation: int, device: torch.device) -> None:
+        """generation: number of drafts started before this one; it keeps their noise apart."""
+        self._c = c
+        self._n_drawn = torch.tensor([(generation << 40) + FIRST_DRAFT_SEED], dtype=torch.int64, device=device)
 
-        >>> candidates, scores = torch.tensor([[5, 6], [5, 6], [5, 6]]), torch.tensor([[3.0, 2.5]] * 3)
-        >>> Ranking(torch.tensor([5, 6, 7]), candidates, scores, None).leads()
-        tensor([ 0.5000, -0.5000,    -inf])
+    def __call__(
+        self,
+        logits: Tensor,  # [R, V]
+        q: Tensor,  # [R, V]: their distribution, with the request's temperature and rules
+        noise: tuple[Tensor, Tensor],  # [R] each: seeds of requests, and positions
+        n: int,
+        fan_out: Tensor,  # [1] int64: how many tokens of this position are prepared as a bonus
+    ) -> tuple[Ranked, Tensor]:
+        """The children, and the distribution of the first [R, V].
+
+        The score of a child depends on its rank only, so the first child's score does not depend on which token it is:
+        a speculation may end where scores are low, and its tokens are still distributed as q.
         """
-        is_it, never = self.candidates == self.token[:, None], float("-inf")
-        own = self.scores.masked_fill(~is_it, never).amax(1)
-        other = self.scores.masked_fill(is_it, never).amax(1)
-        return (own - other).nan_to_num(never, float("inf"), never)
-
-
-class Ranker(Protocol):
-    """Predicts the target's next token."""
-
-    n_candidates: int
-
-    def start(self) -> int:
-        """Start a draft. Returns the number from which its noise is derived."""
-
-    def __call__(self, logits: Tensor, places: Sequence[Context], drafts: Sequence[int] | None) -> Ranking:
-        """Rank at every position, [R, V] -> [R]; drafts: the draft of each position; None: rank without sampling."""
-
-
-class SharedRanker:
-    """Ranks with the target's noise, by the draft's logits."""
-
-    def __init__(self, sampler: Sampler, n_candidates: int) -> None:
-        self._sampler, self.n_candidates = sampler, n_candidates
-
-    def start(self) -> int:
-        """Always 0: all drafts share the target's noise."""
-        return 0
-
-    def __call__(self, logits: Tensor, places: Sequence[Context], drafts: Sequence[int] | None) -> Ranking:
-        """See Ranker."""
-        candidates, scores = self._sampler.rank(logits, places, self.n_candidates)
-        return Ranking(candidates[:, 0], candidates, scores, None)
-
-
-class SampledRanker:
-    """Samples from q. Candidates are the most likely tokens; with c < 1 by Saguaro sampling (Definition 14)."""
-
-    def __init__(self, sampler: Sampler, n_candidates: int, fan_out: int, c: float, generation: int = 0) -> None:
-        self._sampler, self.n_candidates = sampler, n_candidates
-        self._fan_out, self._c, self._n_drafts = fan_out, c, generation << 40
-
-    def start(self) -> int:
-        """Return a new number for every draft."""
-        self._n_drafts += 1
-        return self._n_drafts
-
-    def __call__(self, logits: Tensor, places: Sequence[Context], drafts: Sequence[int] | None) -> Ranking:
-        """See Ranker."""
-        logits = self._sampler.shape(logits, places)[:, : self._sampler.n_known]
-        each = rules(places, logits.device)
-        scores = logits.log_softmax(-1)
-        best = scores.topk(min(self.n_candidates, scores.shape[1]), dim=-1)
-        if drafts is None:
-            return Ranking(best.indices[:, 0], best.indices, best.values, None)
-        q = sampling.probabilities(logits, each)
+        seeds, positions = noise
         if self._c < 1:
-            q = sampling.saguaro_logits(q.log(), self._fan_out, self._c).softmax(-1)
-        seeds = [
-            rng.derive_seed(request.seed, FIRST_DRAFT_SEED + draft)
-            for (request, _), draft in zip(places, drafts, strict=True)
-        ]
-        own = torch.tensor(seeds, dtype=torch.int64, device=logits.device)
-        return Ranking(sampling.pick(q.log(), own, each.positions), best.indices, best.values, q)
+            q = sampling.saguaro_logits(q.log(), fan_out, self._c, n).softmax(-1)
+        own = rng.derive_seeds(seeds, self._n_drawn + torch.arange(len(seeds), device=seeds.device))
+        self._n_drawn += len(seeds)
+        first = sampling.pick(q.log(), own, positions)[:, None]
+        tokens, scores = likeliest(logits, n)
+        return (with_first(tokens, first), scores), q
+
+
+def likeliest(logits: Tensor, n: int) -> Ranked:  # [R, V]
+    """The n likeliest tokens, and their log-probabilities; no more than there are tokens."""
+    scores, tokens = logits.log_softmax(-1).topk(min(n, logits.shape[1]), dim=-1)
+    return tokens, scores
+
+
+def with_first(tokens: Tensor, first: Tensor) -> Tensor:  # [R, n] distinct, [R, 1] -> [R, n]
+    """Put a token first; the others keep their order. It takes the last one's place if it was not there.
+
+    >>> with_first(torch.tensor([[7, 8, 9], [7, 8, 9]]), torch.tensor([[8], [5]]))
+    tensor([[8, 7, 9],
+            [5, 7, 8]])
+    """
+    n = tokens.shape[1]
+    is_it = tokens == first
+    at = torch.where(is_it.any(1), is_it.long().argmax(1), n - 1)[:, None]  # the place that becomes free
+    order = torch.arange(n, device=tokens.device).expand_as(tokens)
+    moved = tokens.gather(1, torch.where(order <= at, order - 1, order).clamp(min=0))
+    return torch.where(order == 0, first, moved)

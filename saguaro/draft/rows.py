@@ -1,6 +1,6 @@
 """The draft side's rows. They are updated only by admissions and outcomes, because the target may be elsewhere."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -42,9 +42,6 @@ class DraftRow:
 
 
 Wanted = tuple[DraftRow, int]  # a row, and its room for tokens
-GoesOn = Callable[
-    [Sequence[tuple[DraftRow, float]]], bool
-]  # gets each row and the lead of its last token: whether to draft another
 
 
 class GrowthBudget(Protocol):
@@ -63,7 +60,7 @@ class Proposal:
     """Proposed tokens after some texts."""
 
     tokens: list[list[int]]  # [R][<= K]
-    q: Tensor | None = None  # [R, K, V] their distributions; None: the tokens were not sampled
+    q: Sequence[Tensor | None] = ()  # [R] of [n, V]: their distributions; None, or empty: they were not sampled
     parents: Sequence[Sequence[int] | None] = ()  # [R] of trees (algo/tree.py); empty: all are chains
 
 

@@ -9,7 +9,8 @@ at that place, and its W likeliest children. A child that was not expanded is on
 
 Invariants: scores fall strictly from a node to its children, so the N best nodes are always connected. A place's path
 lists the places from below the root down to itself. The last place is for entries that are not used: its children
-always have the score -inf, and it is never free.
+always have the score -inf, and it is never free. A first child is the token that the draft would go on with: the path
+of first children below a node is the chain drafted after it.
 """
 
 from dataclasses import dataclass, fields
@@ -17,8 +18,6 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-PLACES = 64  # expanded nodes of a row
-UNUSED = PLACES  # the place for what is not used
 NEVER = float("-inf")
 SURE = -1e-3  # largest log-probability of a child: a path's score falls with every node
 ROOT = -1  # a node: none, but the root itself
@@ -43,13 +42,13 @@ class Trees:
     root: Tensor  # [B] int64: its place
 
     @staticmethod
-    def empty(n_rows: int, width: int, depth: int, device: torch.device) -> "Trees":
-        """Trees without any place, for W children of a place and paths of D places."""
+    def empty(n_rows: int, n_places: int, width: int, depth: int, device: torch.device) -> "Trees":
+        """Trees without any place, of P places with W children each and paths of D places."""
 
         def full(*shape: int, value: float, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.full((n_rows, *shape), value, dtype=dtype, device=device)
 
-        n = PLACES + 1
+        n = n_places + 1
         trees = Trees(
             token=full(n, width, value=0),
             score=full(n, width, value=NEVER, dtype=torch.float32),
@@ -62,8 +61,13 @@ class Trees:
             is_used=full(n, value=0, dtype=torch.bool),
             root=full(value=0),
         )
-        trees.is_used[:, UNUSED] = True
+        trees.is_used[:, n_places] = True
         return trees
+
+    @property
+    def unused(self) -> int:
+        """P: the place for what is not used."""
+        return self.token.shape[1] - 1
 
     def rows(self, slots: Tensor) -> "Trees":  # [B]
         """A copy of the trees of these slots."""
@@ -81,19 +85,26 @@ class Picked:
 
     index: Tensor  # [B, R] int64: the nodes
     is_real: Tensor  # [B, R] bool; the rest is padding
-    place: Tensor  # [B, R] int64: where they go; UNUSED for padding
+    place: Tensor  # [B, R] int64: where they go; the unused place for padding
     token: Tensor  # [B, R] int64
     position: Tensor  # [B, R] int64
     depth: Tensor  # [B, R] int64
     path: Tensor  # [B, R, D] int64
     score: Tensor  # [B, R] float32
 
+    def without_padding(self) -> "Picked":
+        """Without those that are padding in every row. Looks at values, so it is not for captured code."""
+        is_any = self.is_real.any(0)
+        if bool(is_any.all()):
+            return self
+        return Picked(*(getattr(self, field.name)[:, is_any] for field in fields(self)))
+
 
 def start(trees: Trees, text: Tensor) -> Picked:  # [B] int64: tokens of the text, the root included
     """Drop everything. Returns the root as the one node to expand; it gets place 0."""
     trees.score.fill_(NEVER)
     trees.is_used.zero_()
-    for place in (0, UNUSED):
+    for place in (0, trees.unused):
         trees.is_used[:, place] = True
     trees.root.zero_()
     zero = torch.zeros_like(text)[:, None]
@@ -104,7 +115,7 @@ def start(trees: Trees, text: Tensor) -> Picked:  # [B] int64: tokens of the tex
 def pick(trees: Trees, n: int, depth: int, is_chain: bool) -> Picked:
     """The n likeliest nodes that are not expanded, up to this depth; of a chain, first children only.
 
-    >>> trees = Trees.empty(1, 2, 3, torch.device("cpu"))
+    >>> trees = Trees.empty(1, 8, 2, 3, torch.device("cpu"))
     >>> first = torch.tensor([[[7, 8]]]), torch.tensor([[[-0.1, -2.0]]]), torch.zeros(1, 1, 2, dtype=torch.int64)
     >>> expand(trees, start(trees, torch.tensor([5])), first)
     >>> picked = pick(trees, 2, 3, is_chain=False)
@@ -116,9 +127,43 @@ def pick(trees: Trees, n: int, depth: int, is_chain: bool) -> Picked:
     if is_chain:
         is_open = is_open & (torch.arange(width, device=is_open.device) == 0)
     score, index = _first(trees.score.masked_fill(~is_open, NEVER), n)
+    return _picked(trees, index, score > NEVER)
+
+
+def walk(trees: Trees, tokens: Tensor, length: Tensor) -> Tensor:  # [B, K], [B] -> [B, K+1]
+    """The places of the root and of the first `length` of these tokens below it; -1 from the first without one."""
+    row = torch.arange(len(tokens), device=tokens.device)
+    places = [trees.root]
+    for k in range(tokens.shape[1]):
+        above = places[-1].clamp(min=0)
+        is_it = (trees.token[row, above] == tokens[:, k : k + 1]) & (trees.score[row, above] > NEVER)
+        own = torch.where(is_it, trees.place[row, above], -1).amax(1)
+        places.append(torch.where((places[-1] >= 0) & (k < length), own, -1))
+    return torch.stack(places, 1)
+
+
+def fork(trees: Trees, above: Tensor, token: Tensor) -> Picked:  # [B, M] each
+    """The child with this token at each place, to be expanded next; none at place -1, or if it is expanded."""
+    row = torch.arange(len(above), device=above.device)[:, None]
+    known = above.clamp(min=0)
+    is_it = (trees.token[row, known] == token[..., None]) & (trees.score[row, known] > NEVER)
+    is_it &= (above >= 0)[..., None] & (trees.place[row, known] < 0)
+    return _picked(trees, known * trees.token.shape[2] + is_it.long().argmax(2), is_it.any(2))
+
+
+def follow(trees: Trees, picked: Picked) -> Picked:
+    """The first child of each of these nodes, to be expanded next."""
+    return _picked(trees, picked.place * trees.token.shape[2], picked.is_real)
+
+
+def _picked(trees: Trees, index: Tensor, is_wanted: Tensor) -> Picked:  # [B, n] each
+    """These nodes, each with a free place, as far as there are any."""
+    n, width = index.shape[1], trees.token.shape[2]
+    score = trees.score.flatten(1).gather(1, index)
     free = trees.is_used.long().argsort(dim=1, stable=True)[:, :n]
-    is_real = (score > NEVER) & ~trees.is_used.gather(1, free)
-    place = torch.where(is_real, free, UNUSED)
+    free = torch.nn.functional.pad(free, (0, n - free.shape[1]), value=trees.unused)
+    is_real = is_wanted & (score > NEVER) & ~trees.is_used.gather(1, free)
+    place = torch.where(is_real, free, trees.unused)
     above = torch.where(is_real, index // width, trees.root[:, None])  # a free place has no depth, path or position
     above_depth = trees.depth.gather(1, above)
     above_path = trees.path.gather(1, above[..., None].expand(-1, -1, trees.path.shape[2]))
@@ -145,7 +190,7 @@ def force(trees: Trees, above: Tensor, token: Tensor, is_wanted: Tensor) -> Pick
     node = trees.node[row, above]
     own = torch.where(node < 0, 0.0, trees.score.flatten(1).gather(1, node.clamp(min=0)[:, None])[:, 0])
     score = torch.where(is_there, trees.score[row, above, rank], own + UNLIKELY)
-    place = torch.where(is_wanted, trees.is_used.long().argmin(1), UNUSED)
+    place = torch.where(is_wanted, trees.is_used.long().argmin(1), trees.unused)
     trees.token[row, above, rank] = torch.where(is_wanted, token, trees.token[row, above, rank])
     trees.score[row, above, rank] = torch.where(is_wanted, score, trees.score[row, above, rank])
     depth = trees.depth[row, above]
@@ -176,7 +221,7 @@ def expand(trees: Trees, picked: Picked, ranked: tuple[Tensor, Tensor, Tensor]) 
     trees.path[row, picked.place] = picked.path
     trees.is_used[row, picked.place] = torch.ones_like(picked.is_real)
     is_child = picked.is_real & (picked.index >= 0)
-    index = torch.where(is_child, picked.index, UNUSED * trees.place.shape[2])
+    index = torch.where(is_child, picked.index, trees.unused * trees.place.shape[2])
     trees.place = trees.place.flatten(1).scatter(1, index, picked.place).view_as(trees.place)
 
 
@@ -188,9 +233,7 @@ def best(trees: Trees, n: int, depth: int, is_chain: bool) -> tuple[Tensor, Tens
     width = trees.token.shape[2]
     is_seen = (trees.depth < depth)[..., None]
     if is_chain:
-        ranks = trees.node.gather(1, trees.path.clamp(min=0).flatten(1)).view_as(trees.path) % width
-        is_first = ((ranks == 0) | (trees.path < 0)).all(2)  # a first child of first children
-        is_seen = (is_seen & is_first[..., None]) & (torch.arange(width, device=is_seen.device) == 0)
+        is_seen = (is_seen & _is_first(trees)[..., None]) & (torch.arange(width, device=is_seen.device) == 0)
     score, index = _first(trees.score.masked_fill(~is_seen, NEVER), n)
     order = torch.full_like(trees.token.flatten(1), -1)
     order = order.scatter(1, index, torch.arange(n, device=index.device).expand_as(index))
@@ -214,7 +257,7 @@ def land(trees: Trees, node: Tensor, bonus: Tensor) -> Landing:  # [B] each
     """Find the outcome: the last accepted node (or ROOT, or NO_TREE), and the target's token after it."""
     width = trees.token.shape[2]
     is_tree = node != NO_TREE
-    named = trees.node.gather(1, (AT_PLACE - node).clamp(0, UNUSED)[:, None])[:, 0]
+    named = trees.node.gather(1, (AT_PLACE - node).clamp(0, trees.unused)[:, None])[:, 0]
     node = torch.where(node <= AT_PLACE, named, node)
     holder = torch.where(node < 0, trees.root, node.clamp(min=0) // width)  # the place that lists the node
     own = torch.where(node < 0, trees.root, trees.place.flatten(1).gather(1, node.clamp(min=0)[:, None])[:, 0])
@@ -248,9 +291,24 @@ def reroot(trees: Trees, landing: Landing) -> None:
     trees.path = trees.path.gather(2, moved).masked_fill(~is_left[:, None], -1)
     trees.depth = (trees.depth - n[:, None]).scatter(1, root[:, None], 0)  # also that of a root that is none
     trees.is_used = is_below
-    trees.is_used[:, UNUSED] = True
+    trees.is_used[:, trees.unused] = True
     trees.root = root
     trees.node = trees.node.scatter(1, root[:, None], ROOT)
+
+
+def keep_chain(trees: Trees) -> None:
+    """Drop all expanded nodes but the first children of first children below the root."""
+    is_kept = _is_first(trees) & trees.is_used
+    trees.score = trees.score.masked_fill(~is_kept[..., None], NEVER)
+    is_kept[:, trees.unused] = True
+    trees.is_used = is_kept
+    trees.place[..., 1:] = -1
+
+
+def _is_first(trees: Trees) -> Tensor:  # [B, P+1] bool
+    """Whether a place is the root, or a first child of first children."""
+    ranks = trees.node.gather(1, trees.path.clamp(min=0).flatten(1)).view_as(trees.path) % trees.token.shape[2]
+    return ((ranks == 0) | (trees.path < 0)).all(2)
 
 
 def _first(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:  # [B, P+1, W] -> [B, n] twice

@@ -17,7 +17,6 @@ from saguaro.config import DraftConfig, EngineConfig, format_bytes
 from saguaro.device.affinity import Affinity, split_cores, usable_cores
 from saguaro.device.graphs import BUCKETS, bucket
 from saguaro.draft.load import load_draft
-from saguaro.draft.tree import PLACES
 from saguaro.engine.preparation import Preparation, choose_preparation
 from saguaro.errors import CapacityError, ConfigError
 from saguaro.kernels.best import ranker_for
@@ -28,22 +27,22 @@ from saguaro.kv.pages import PagePool
 from saguaro.link.inline import Inline
 from saguaro.link.null import NullLink
 from saguaro.link.process import Process
-from saguaro.method import Method, find_method
-from saguaro.methods import draft_side
+from saguaro.method import METHODS, Method, find_method
+from saguaro.methods import draft_shape, draft_side
 from saguaro.model.grammar import Grammars
 from saguaro.model.load import Loaded, locate
 from saguaro.model.packed import packed_in
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.model.transformer import Transformer
-from saguaro.round import Round
+from saguaro.round import Round, Verifies
 from saguaro.runner.runner import make_runner
-from saguaro.target.graphed import GraphVerifier
-from saguaro.target.pinned import PinnedVerifier
+from saguaro.target.graphed import captured_steps
+from saguaro.target.pinned import Pins
 from saguaro.target.rules import Rejection, SharedNoise
 from saguaro.target.sampler import Sampler
 from saguaro.target.scheduler import Scheduler
 from saguaro.target.step_cost import LatencyBudget
-from saguaro.target.verifier import EagerVerifier, Verifier
+from saguaro.target.verifier import Verifier
 from saguaro.types import DraftLink, Progress
 
 NODES = {"cpu": 1, "cuda": 31}  # default of nodes, at least the lookahead; on a CPU every verified token takes time
@@ -80,6 +79,7 @@ class Assembly:
     tokenizer: Tokenizer
     config: EngineConfig
     given: Transformer | None = None  # a draft in this process, instead of the configured one
+    verifier: Verifies | None = None  # instead of the target's own: its weights are not used, its KV not allocated
     method: Method = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,7 +111,8 @@ class Assembly:
         )
         try:
             with self._timed("memory"):
-                verifier, link = self._verifier(kv, scheduler), self._link(kv, draft)
+                verifier = self.verifier if self.verifier is not None else self._verifier(kv, scheduler)
+                link = self._link(kv, draft)
             with self._timed("graphs"):
                 self._warm(verifier, link, progress)
         except torch.OutOfMemoryError as e:
@@ -119,8 +120,6 @@ class Assembly:
                 f"the memory of {model.device} is full: {self._taken()} ({str(e).splitlines()[0]}); lower kv_memory, "
                 "max_model_len, max_batch_rows, budget or max_batch_tokens"
             ) from e
-        if isinstance(link, Process):
-            verifier = self._placed(verifier)
         round_ = Round(scheduler, verifier, link)
         return Parts(
             method=self.method,
@@ -167,15 +166,18 @@ class Assembly:
     def _workspace(self, draft: Transformer | None) -> int:
         """Upper estimate of the bytes that steps need in addition to weights, keys and values."""
         config, spec = self.config, self.target.model.spec
-        rows, width = bucket(config.max_batch_rows), config.lookahead + 1
+        rows = bucket(config.max_batch_rows)
         most = max(size * (nodes_at(size, self.nodes, config.lookahead) + 1) for size in BUCKETS if size <= rows)
         logits = 2 * 4 * most * spec.n_vocab
         per_token = 4 * (2 * spec.intermediate + 4 * spec.hidden + 4 * spec.n_heads * spec.head_dim)
         n_bytes = logits + (config.max_batch_tokens + most) * per_token
         if draft is not None:
-            n_own = (rows + 1) * (PLACES + 1) if self.width else rows * config.budget * width
-            n_bytes += n_own * draft.spec.kv_bytes_per_token(draft.dtype)
-            n_bytes += 2 * 4 * rows * config.budget * draft.spec.n_vocab
+            shape = draft_shape(self._draft_config(0))
+            n_places = (rows + 1) * (shape.places + 1)
+            n_bytes += n_places * draft.spec.kv_bytes_per_token(draft.dtype)
+            n_bytes += 2 * 4 * rows * max(shape.width, shape.budget) * draft.spec.n_vocab
+            if self.method.verification == "rejection":
+                n_bytes += 4 * n_places * draft.spec.n_vocab
         return n_bytes + 2**30  # kept by CUDA, libraries and captured graphs
 
     def _verifier(self, kv: KVPlan, scheduler: Scheduler) -> Verifier:
@@ -183,23 +185,12 @@ class Assembly:
         kernels = kernels_for(model.device)
         cache = KVCache(kv, model.spec, model.device, model.dtype)
         sampler = Sampler(self.n_known, kernels.rank if kernels else ranker_for(model.device))
-        is_shared = self.method.verification == "shared"
-        runner = make_runner(model, cache, kernels, kv.longest)
-        eager = EagerVerifier(
-            runner,
-            SharedNoise(sampler) if is_shared else Rejection(sampler),
-            n_known=self.n_known,
-            page_size=kv.page_size,
-        )
-        if kernels is None:
-            return eager
-        sizes = {
-            "max_rows": self.config.max_batch_rows,
-            "lookahead": scheduler.depth,
-            "nodes": scheduler.lookahead,
-            "longest": kv.longest,
-        }
-        return GraphVerifier(eager, runner, kernels, n_known=self.n_known, is_shared=is_shared, **sizes)
+        rule = SharedNoise(sampler) if self.method.verification == "shared" else Rejection(sampler)
+        sizes = {"max_rows": scheduler.max_rows, "depth": scheduler.depth, "nodes": scheduler.lookahead}
+        sizes |= {"n_known": self.n_known, "longest": kv.longest}
+        captured = captured_steps(kernels, cache, **sizes) if kernels else None
+        runner = make_runner(model, cache, kernels, kv.longest, captured)
+        return Verifier(runner, rule, n_known=self.n_known, pins=self._pins())
 
     def _link(self, kv: KVPlan, draft: Transformer | None) -> DraftLink:
         if not self.method.drafts:
@@ -228,23 +219,21 @@ class Assembly:
             n_cores=len(usable_cores()),
         )
 
-    def _placed(self, verifier: Verifier) -> Verifier:
-        """Pin the verifier to its own cores, for a draft in another process."""
-        if verifier.runs_ahead:
-            return verifier
+    def _pins(self) -> Pins | None:
+        """A CPU target's own cores, for a draft in another process."""
+        is_alone = not self.method.drafts or self.target.model.device.type != "cpu"
+        if is_alone or not uses_process(self.config, self.method, self._draft_config(0).device):
+            return None
         cores, threads = usable_cores(), self.config.threads
         ours, _ = split_cores(cores, self.config.draft_threads)
-        if self.method.planner == "nothing":  # the draft is idle while the target works
+        if not self.method.prepares:  # the draft is idle while the target works
             ours = frozenset(cores)
-        return PinnedVerifier(
-            verifier,
-            beside=Affinity(ours, threads or len(ours)),
-            everywhere=Affinity(frozenset(cores), threads or len(cores)),
-        )
+        everywhere = Affinity(frozenset(cores), threads or len(cores))
+        return Pins(beside=Affinity(ours, threads or len(ours)), everywhere=everywhere)
 
-    def _warm(self, verifier: Verifier, link: DraftLink, progress: Progress) -> None:
-        """Capture the graphs for every batch size."""
-        if not isinstance(verifier, GraphVerifier):
+    def _warm(self, verifier: Verifies, link: DraftLink, progress: Progress) -> None:
+        """Capture the graphs for every batch size. A verifier that was given warms itself."""
+        if not isinstance(verifier, Verifier) or not verifier.runs_ahead:
             return
         before = torch.cuda.mem_get_info(self.target.model.device)[0]
         sizes = [size for size in BUCKETS if size <= bucket(self.config.max_batch_rows)]
@@ -265,7 +254,8 @@ class Assembly:
             draft=self._draft_name() if method.needs_model else None,
             target=str(self.target.path),
             tokenizer=self.tokenizer.name,
-            planner=method.planner,
+            growth=method.growth,
+            fan_out=config.fan_outs,
             fallback=method.fallback,
             verification=method.verification,
             prepare=method.prepare,
@@ -323,6 +313,19 @@ def choose_method(config: EngineConfig) -> Method:
         method = replace(method, prepare=config.prepare)
     if config.verification != "auto":
         method = replace(method, verification=config.verification)
+    if config.fan_out != "auto":
+        if not method.has_fan_out:
+            known = ", ".join(name for name, each in METHODS.items() if each.has_fan_out)
+            raise ConfigError(
+                f"fan_out is {config.fan_out!r}, and {method.name} has no fan-out; leave fan_out out, or use a method "
+                f"that has one: {known}"
+            )
+        method = replace(method, growth="list" if config.fan_outs else config.fan_out)
+    if config.saguaro_c != 1 and method.verification != "rejection":
+        raise ConfigError(
+            f"saguaro_c is {config.saguaro_c}, and {method.name} verifies by {method.verification} noise, without it; "
+            "leave saguaro_c out, or use saguaro, or verification rejection"
+        )
     if method.needs_model and config.draft is None:
         raise ConfigError(
             f"method {method.name} needs a draft model and none is given; pass draft (--draft): a smaller model with "
@@ -332,7 +335,7 @@ def choose_method(config: EngineConfig) -> Method:
 
 
 def tree_shape(config: EngineConfig, method: Method, device: torch.device) -> tuple[int, int]:
-    """Nodes verified per row at most, and nodes expanded per draft step; 0: the method speculates chains only."""
+    """Nodes verified per row at most, and nodes expanded per draft step; 1 for chains."""
     if not method.is_tree:
         for name in ("nodes", "width"):
             given = getattr(config, name)
@@ -341,7 +344,7 @@ def tree_shape(config: EngineConfig, method: Method, device: torch.device) -> tu
                     f"{name} is {given}, and {method.name} with verification {method.verification} speculates chains; "
                     f"leave {name} out, or use sd or ssd with verification shared"
                 )
-        return config.lookahead, 0
+        return config.lookahead, 1
     usual = NODES[device.type]
     nodes = config.nodes or max(config.lookahead, usual)
     usual = nodes // NODES_PER_WIDTH if nodes > config.lookahead else 1
@@ -355,12 +358,7 @@ def uses_process(config: EngineConfig, method: Method, device: str) -> bool:
     """
     if config.link != "auto":
         return config.link == "process"
-    return (
-        os.name == "posix"
-        and device == "cpu"
-        and method.planner != "nothing"
-        and len(usable_cores()) > config.draft_threads + 1
-    )
+    return os.name == "posix" and device == "cpu" and method.prepares and len(usable_cores()) > config.draft_threads + 1
 
 
 def find_device(name: str, wanted: str) -> torch.device:

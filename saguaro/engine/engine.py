@@ -23,6 +23,7 @@ from saguaro.model.chat_template import read_template
 from saguaro.model.load import Loaded, load
 from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
+from saguaro.round import Verifies
 from saguaro.target.request import Request
 from saguaro.target.scheduler import Commit
 from saguaro.types import FinishReason, Progress, TokenLogprobs
@@ -61,9 +62,10 @@ class Engine:
         config: EngineConfig,
         *,
         draft: Transformer | None = None,  # a draft in this process, instead of the configured one
+        verifier: Verifies | None = None,  # instead of the target's own, which then needs no weights
         progress: Progress = lambda *_: None,
     ) -> None:
-        parts = Assembly(loaded, tokenizer, config, draft).build(progress)
+        parts = Assembly(loaded, tokenizer, config, draft, verifier).build(progress)
         self.loaded, self.tokenizer, self.config = loaded, tokenizer, config
         self.method, self.kv, self.n_known = parts.method, parts.kv, parts.n_known
         self.pool, self.scheduler, self.round = parts.pool, parts.scheduler, parts.round

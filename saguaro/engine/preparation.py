@@ -41,7 +41,7 @@ def choose_preparation(method: Method, *, link: str, is_apart: bool, on_cpu: boo
     """
     if not method.drafts:
         return Preparation("never", f"Nothing is prepared: method {method.name} speculates nothing.")
-    if method.planner == "nothing":
+    if not method.prepares:
         return Preparation("never", f"Nothing is prepared: method {method.name} drafts just in time.")
     if method.prepare == "always":
         return Preparation("always", f"Every round prepares, as method {method.name} is set to.")

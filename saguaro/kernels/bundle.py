@@ -20,13 +20,10 @@ class Kernels:
     """Kernel functions; each is documented where it is defined."""
 
     attend: Callable[..., Tensor]
-    attend_branches: Callable[..., Tensor]
-    adopt: Callable[..., None]
     choose: Callable[..., Tensor]
     rank: Callable[..., tuple[Tensor, Tensor]]
     products: Products
     advance: Callable[..., Any] | None = None  # kernels.grow; None: plain torch
-    joint: Any = None  # draft.planner's JointKernel; None: plain torch
 
 
 def kernels_for(device: torch.device) -> Kernels | None:
@@ -37,7 +34,7 @@ def kernels_for(device: torch.device) -> Kernels | None:
 def triton_kernels(device: torch.device) -> Kernels:
     """A bundle for one stream of this device."""
     try:
-        from saguaro.kernels import adopt, attention, branches, grow, linear, plan, sample
+        from saguaro.kernels import attention, grow, linear, sample
     except ImportError as e:
         raise ConfigError(
             f"device is {device}, whose kernels need Triton, and it is not there ({e}); install triton, or set "
@@ -46,24 +43,19 @@ def triton_kernels(device: torch.device) -> Kernels:
     arrived = attention.counters(device)
     return Kernels(
         partial(attention.attend, arrived=arrived),
-        partial(branches.attend_branches, arrived=arrived),
-        adopt.adopt,
         sample.choose,
         sample.rank,
         linear.TritonProducts(device),
         grow.advance,
-        plan.TritonJoint(),
     )
 
 
 def plain_kernels() -> Kernels:
     """The plain-torch twins."""
-    from saguaro.kernels import adopt, attention, branches, rotary, sample
+    from saguaro.kernels import attention, rotary, sample
 
     return Kernels(
         attention.attend_plain,
-        branches.attend_branches_plain,
-        adopt.adopt_plain,
         sample.choose_plain,
         sample.rank_plain,
         rotary.PlainProducts(),

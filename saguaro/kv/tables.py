@@ -1,6 +1,6 @@
 """Page tables on the device: a tensor with one row per slot."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class PageTables:
         """The tensor on the device."""
         return self._mirror.device
 
-    def write(self, tables: Iterable[tuple[int, list[int]]]) -> None:
+    def write(self, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Set the pages of these slots; the tensor is sent only if a table changed."""
         is_changed = False
         for slot, pages in tables:

@@ -1,4 +1,6 @@
-"""One forward step of one model over paged KV."""
+"""One forward step of one model over paged KV: a captured step is replayed, any other runs operation by operation."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -6,24 +8,53 @@ from torch import Tensor
 from saguaro.attention.native import cpu_attention
 from saguaro.attention.paged import PagedAttention
 from saguaro.attention.sdpa import AttentionBackend
-from saguaro.attention.step import Step
+from saguaro.attention.step import Segment, Step, make_step
+from saguaro.device.graphs import bucket
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVCache
 from saguaro.model.transformer import Products, Transformer
+from saguaro.runner.captured import CapturedSteps, Followed
 
 
 class Runner:
-    """A model, its attention backend and its matrix products (by=None: the model's own)."""
+    """A model, its attention backend, its matrix products (by=None: the model's own) and its captured steps, if any."""
 
     def __init__(
-        self, model: Transformer, cache: KVCache, attention: AttentionBackend, by: Products | None = None
+        self,
+        model: Transformer,
+        cache: KVCache,
+        attention: AttentionBackend,
+        by: Products | None = None,
+        captured: CapturedSteps | None = None,
     ) -> None:
-        self.model, self.cache, self.attention, self.by = model, cache, attention, by
+        self.model, self.cache, self.attention, self.by, self._captured = model, cache, attention, by, captured
 
     @property
     def device(self) -> torch.device:
         """The model's device."""
         return self.model.device
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps are captured, so that the host continues while they run."""
+        return self._captured is not None
+
+    def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | tuple[Tensor, Tensor | None]:
+        """Run a step of these rows: a captured one with what follows it, if there is one and `is_followed`.
+
+        Otherwise the logits [L, V], and the hidden states of all tokens [T, D] unless the step was captured.
+        """
+        if self._captured is not None and self._captured.takes(rows, is_followed):
+            self._captured.replay(self._compute, rows, bucket(len(rows)))
+            return self._captured.followed(len(rows)) if is_followed else (self._captured.logits(rows), None)
+        step = make_step(rows, self.cache.page_size, self.device)
+        hidden = self.hidden(step)
+        return self.logits(hidden.index_select(0, step.logits_at)), hidden
+
+    def warm(self, size: int) -> None:
+        """Capture the step for this batch size, with padding rows."""
+        if self._captured is not None:
+            self._captured.replay(self._compute, (), size)
 
     @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:
@@ -41,9 +72,14 @@ class Runner:
         """Next-token logits of these hidden states: [L, D] -> [L, V] float32."""
         return self.model.logits(hidden, self.by)
 
+    def _compute(self, step: Step) -> Tensor:  # [T, V] float32
+        return self.logits(self.hidden(step))
 
-def make_runner(model: Transformer, cache: KVCache, kernels: Kernels | None, longest: int) -> Runner:
+
+def make_runner(
+    model: Transformer, cache: KVCache, kernels: Kernels | None, longest: int, captured: CapturedSteps | None = None
+) -> Runner:
     """A runner with these kernels, for texts up to `longest`; None: torch or cpu.c."""
     if kernels is None:
         return Runner(model, cache, cpu_attention(cache, model.spec))
-    return Runner(model, cache, PagedAttention(cache, kernels, longest), kernels.products)
+    return Runner(model, cache, PagedAttention(cache, kernels, longest), kernels.products, captured)

@@ -1,8 +1,13 @@
-"""The verifier: computes text and speculation in one step, then decides by a rule."""
+"""The verifier: computes text and speculation in one step, then decides by a rule.
+
+The runner replays a captured step if it has one for the rows. That step also decides plain requests, and the host waits
+for its outcome. Any other request is decided on the host, from the step's logits.
+"""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -10,144 +15,138 @@ from torch import Tensor
 from saguaro.algo import tree
 from saguaro.algo.verification import BROKEN
 from saguaro.attention.sdpa import kv_indices
-from saguaro.attention.step import Segment, Step, make_step
+from saguaro.attention.step import Segment
+from saguaro.runner.captured import Followed
 from saguaro.runner.runner import Runner
+from saguaro.target.graphed import decision_of, facts_of
+from saguaro.target.pinned import Pins
 from saguaro.target.request import Request
-from saguaro.target.rules import Rule
-from saguaro.target.sampler import Context, logprobs, prompt_logprobs
+from saguaro.target.rules import Decision, Rule, SharedNoise
+from saguaro.target.sampler import Context, is_plain, logprobs, prompt_logprobs
 from saguaro.target.scheduler import Batch, BatchRow
 from saguaro.types import Outcome, Speculation, TokenLogprobs
 
 SCORED_BYTES = 2**25  # limit of the prompt logits held at once
 
 
-class Pending(Protocol):
+@dataclass(frozen=True)
+class Pending:
     """A running verification."""
 
-    def outcome(self) -> Outcome:
-        """Wait for the result."""
-
-    def seconds(self) -> float | None:
-        """Device time, available after the result; None on a CPU."""
-
-
-class Verifier(Protocol):
-    """Launches verifications on the target."""
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether launch returns before the result is computed, so that the host can continue."""
-
-    def launch(self, batch: Batch, spec: Speculation) -> Pending:
-        """Start computing a batch. spec has one row per sampling row, at most as long as its lookahead."""
-
-
-@dataclass(frozen=True)
-class EagerPending:
-    """A verification whose result tensors may still be computed."""
-
     batch: Batch
+    spec: Speculation
     slots: list[int]  # [B] at launch; a request that is aborted later loses its slot
     drafted: list[list[int]]  # [B][length]
-    n_accepted: Tensor  # [B]
-    bonus: Tensor  # [B]
-    path: Tensor | None  # [B, N] of trees
-    raw: Tensor | None  # [L, known V] unmodified logits, if logprobs are requested
+    decided: Followed | Decision  # by the captured step, or by the host; its tensors may still be computed
+    raw: Tensor | None = None  # [L, known V] unmodified logits, if logprobs are requested
     scored: tuple[tuple[TokenLogprobs, ...], ...] = ()  # [R] of prompt tokens, if requested
 
     def outcome(self) -> Outcome:
         """Wait for the result."""
         slots = torch.tensor(self.slots, dtype=torch.int64)
-        length = torch.tensor([len(tokens) for tokens in self.drafted], dtype=torch.int64)
-        path = None if self.path is None else self.path.cpu()
-        outcome = Outcome(slots, length, self.n_accepted.cpu(), self.bonus.cpu(), path, (), self.scored)
-        return replace(outcome, logprobs=self._logprobs(outcome))
+        outcome = Outcome(slots, self.spec.length, *self._decision(), (), self.scored)
+        return outcome if self.raw is None else replace(outcome, logprobs=self._logprobs(outcome, self.raw))
 
     def seconds(self) -> float | None:
-        """None: the host measures launch and wait itself."""
-        return None
+        """Device time of a captured step, available after the result; None: the host measures launch and wait."""
+        return self.decided.seconds() if isinstance(self.decided, Followed) else None
 
-    def _logprobs(self, outcome: Outcome) -> tuple[tuple[TokenLogprobs, ...], ...]:
-        if self.raw is None:
-            return ()
+    def _decision(self) -> Decision:
+        if isinstance(self.decided, Followed):
+            return decision_of(self.decided.wait(), self.spec)
+        n_accepted, bonus, path = self.decided
+        return n_accepted.cpu(), bonus.cpu(), None if path is None else path.cpu()
+
+    def _logprobs(self, outcome: Outcome, raw: Tensor) -> tuple[tuple[TokenLogprobs, ...], ...]:
         found: list[tuple[TokenLogprobs, ...]] = []
         first = 0
         decided = zip(outcome.accepted(), outcome.bonus.tolist(), strict=True)
         for row, tokens, (nodes, last) in zip(self.batch.sampling, self.drafted, decided, strict=True):
             written = [*(tokens[node] for node in nodes), *([] if last == BROKEN else [last])]
             places = [first, *(first + 1 + node for node in nodes)][: len(written)]
-            n_top, device = row.request.params.logprobs, self.raw.device
+            n_top = row.request.params.logprobs
             if n_top is None:
                 found.append(())
             else:
-                found.append(logprobs(self.raw[places], torch.tensor(written, device=device), n_top))
+                found.append(logprobs(raw[places], torch.tensor(written, device=raw.device), n_top))
             first += len(tokens) + 1
         return tuple(found)
 
 
-class EagerVerifier:
-    """Runs verifications eagerly. Handles every batch and request."""
+class Verifier:
+    """Launches verifications on the target. Handles every batch and request."""
 
-    runs_ahead = False
+    def __init__(self, runner: Runner, rule: Rule, *, n_known: int, pins: Pins | None = None) -> None:
+        self._runner, self._rule, self._n_known, self._pins = runner, rule, n_known, pins
 
-    def __init__(self, runner: Runner, rule: Rule, *, n_known: int, page_size: int) -> None:
-        self._runner, self._rule = runner, rule
-        self._n_known, self._page_size = n_known, page_size
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether launch returns before the result is computed, so that the host can continue."""
+        return self._runner.captures
+
+    def warm(self, size: int) -> None:
+        """Capture the step for this batch size."""
+        self._runner.warm(size)
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, spec: Speculation) -> "EagerPending":
-        """See Verifier."""
-        sampling = batch.sampling
+    def launch(self, batch: Batch, spec: Speculation) -> Pending:
+        """Start computing a batch. spec has one row per sampling row, at most as long as its lookahead."""
+        with nullcontext() if self._pins is None else self._pins(sum(row.n_tokens for row in batch.rows)):
+            return self._launch(batch, spec)
+
+    def _launch(self, batch: Batch, spec: Speculation) -> Pending:
         drafted = [tokens[:n] for tokens, n in zip(spec.tokens.tolist(), spec.length.tolist(), strict=True)]
-        parents = spec.parents()
-        segments = [
-            _segment(row, drafted[i], parents[i]) if i < len(sampling) else _segment(row, (), None)
-            for i, row in enumerate(batch.rows)
-        ]
-        step = make_step(segments, self._page_size, self._runner.device)
-        hidden = self._runner.hidden(step)
-        pending = self.decide(batch, spec, drafted, self._runner.logits(hidden.index_select(0, step.logits_at)))
-        self.straighten(batch, pending)
-        if not any(row.request.n_unscored for row in batch.rows):
-            return pending
-        return replace(pending, scored=self._score(batch, step, hidden))
-
-    @torch.inference_mode()
-    def decide(self, batch: Batch, spec: Speculation, drafted: list[list[int]], logits: Tensor) -> EagerPending:
-        """Apply the rule to the logits, [L, V], after the text and each speculated token of every sampling row."""
-        sampling = batch.sampling
-        wants_logprobs = any(row.request.params.logprobs is not None for row in sampling)
+        in_step = isinstance(self._rule, SharedNoise) and all(_is_simple(row.request) for row in batch.rows)
+        each = zip_longest(batch.rows, drafted, spec.parents())  # the last rows sample nothing
+        segments = [_segment(row, tokens or (), parents, in_step) for row, tokens, parents in each]
+        ran = self._runner.run(segments, in_step)
+        slots = [row.request.slot for row in batch.sampling]
+        if isinstance(ran, Followed):
+            return Pending(batch, spec, slots, drafted, ran)
+        logits, hidden = ran
+        wants_logprobs = any(row.request.params.logprobs is not None for row in batch.sampling)
         raw = logits[:, : self._n_known].clone() if wants_logprobs else None
-        each = zip(sampling, drafted, spec.parents(), strict=True)
+        decision = self.decide(batch, spec, drafted, logits)
+        self.straighten(batch, decision)
+        return Pending(batch, spec, slots, drafted, decision, raw, self._score(batch, segments, hidden))
+
+    def decide(self, batch: Batch, spec: Speculation, drafted: list[list[int]], logits: Tensor) -> Decision:
+        """Apply the rule to the logits, [L, V], after the text and each speculated token of every sampling row."""
+        each = zip(batch.sampling, drafted, spec.parents(), strict=True)
         places = [place for row, tokens, parents in each for place in _contexts(row.request, tokens, parents)]
         none = torch.zeros(0, dtype=torch.int64)
-        decision = self._rule(logits, places, spec) if places else (none, none, None)
-        return EagerPending(batch, [row.request.slot for row in sampling], drafted, *decision, raw)
+        return self._rule(logits, places, spec) if places else (none, none, None)
 
-    @torch.inference_mode()
-    def straighten(self, batch: Batch, pending: EagerPending) -> None:
+    def straighten(self, batch: Batch, decision: Decision) -> None:
         """Move the keys and values of accepted nodes right behind the text, as if they had been a chain."""
-        if pending.path is None:
+        n_accepted, _, paths = decision
+        if paths is None:
             return
+        page_size, device = self._runner.cache.page_size, self._runner.device
         sources: list[Tensor] = []
         places: list[Tensor] = []
-        decided = zip(pending.path.tolist(), pending.n_accepted.tolist(), strict=True)
-        for row, (path, n) in zip(batch.sampling, decided, strict=True):
+        for row, path, n in zip(batch.sampling, paths.tolist(), n_accepted.tolist(), strict=True):
             if path[:n] != list(range(n)):
                 end = row.start + row.n_tokens
-                own = kv_indices(row.request.table.pages, end + path[n - 1] + 1, self._page_size)[end:]
+                own = kv_indices(row.request.table.pages, end + path[n - 1] + 1, page_size)[end:]
                 sources.append(own[path[:n]])
                 places.append(own[:n])
         if sources:
-            device = self._runner.device
             self._runner.cache.move(torch.cat(sources).to(device), torch.cat(places).to(device))
 
-    def _score(self, batch: Batch, step: Step, hidden: Tensor) -> tuple[tuple[TokenLogprobs, ...], ...]:
+    def _score(
+        self, batch: Batch, segments: list[Segment], hidden: Tensor | None
+    ) -> tuple[tuple[TokenLogprobs, ...], ...]:
         """For each row, the log-probabilities of the prompt tokens after those of this step; hidden: [T, D]."""
-        found = []
-        for row, first in zip(batch.rows, step.starts.tolist(), strict=False):  # starts has one more entry, the end
+        if not any(row.request.n_unscored for row in batch.rows):
+            return ()
+        assert hidden is not None, "a row whose prompt is not scored still reads it"
+        found: list[tuple[TokenLogprobs, ...]] = []
+        first = 0
+        for row, segment in zip(batch.rows, segments, strict=True):
             own = hidden[first : first + row.n_tokens]
             found.append(self._score_row(row, own) if row.request.n_unscored else ())
+            first += len(segment.tokens)
         return tuple(found)
 
     def _score_row(self, row: BatchRow, hidden: Tensor) -> tuple[TokenLogprobs, ...]:  # [n_tokens, D]
@@ -166,10 +165,14 @@ class EagerVerifier:
         return tuple(found)
 
 
-def _segment(row: BatchRow, drafted: Sequence[int], parents: Sequence[int] | None) -> Segment:
-    text = row.request.tokens[row.start : row.start + row.n_tokens]
-    n_wanted = len(drafted) + 1 if row.samples else 0
-    return Segment([*text, *drafted], row.start, row.request.table.pages, n_wanted, parents)
+def _segment(row: BatchRow, drafted: Sequence[int], parents: Sequence[int] | None, in_step: bool) -> Segment:
+    request, n_wanted = row.request, len(drafted) + 1 if row.samples else 0
+    tokens = [*request.tokens[row.start : row.start + row.n_tokens], *drafted]
+    return Segment(tokens, row.start, request.table.pages, n_wanted, parents, request.slot, facts_of(request, in_step))
+
+
+def _is_simple(request: Request) -> bool:
+    return request.params.logprobs is None and is_plain(request.params)
 
 
 def _contexts(request: Request, tokens: Sequence[int], parents: Sequence[int] | None) -> list[Context]:

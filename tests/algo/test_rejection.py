@@ -74,7 +74,7 @@ def test_a_wrong_q_is_caught() -> None:
 def test_saguaro_sampling_keeps_the_law_and_moves_the_residual() -> None:
     p = torch.tensor([[0.4, 0.4, 0.1, 0.1]], dtype=torch.float64)
     q = torch.tensor([[0.41, 0.41, 0.09, 0.09]], dtype=torch.float64)
-    shifted = saguaro_logits(q.log(), 2, 0.7783).softmax(-1)
+    shifted = saguaro_logits(q.log(), torch.tensor([2]), 0.7783, 4).softmax(-1)
     for drawn, on_top in ((q, 0.0), (shifted, 1.0)):
         taken = torch.minimum(p, drawn)
         rest = (1 - taken.sum()) * residual(p, drawn)

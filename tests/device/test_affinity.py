@@ -1,17 +1,20 @@
 """Cores and threads are set for a step and put back after it, whatever happens in between."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
+from saguaro.attention.step import Segment
 from saguaro.config import SamplingParams
 from saguaro.device.affinity import Affinity, split_cores, usable_cores
-from saguaro.target.pinned import LONG, PinnedVerifier
+from saguaro.target.pinned import LONG, Pins
 from saguaro.target.request import Request
+from saguaro.target.rules import SharedNoise
+from saguaro.target.sampler import Sampler
 from saguaro.target.scheduler import Batch, BatchRow
-from saguaro.target.verifier import Pending
+from saguaro.target.verifier import Verifier
 from saguaro.types import Speculation
 
 CORES = usable_cores()
@@ -99,13 +102,12 @@ def test_long_steps_take_every_core() -> None:
     seen: list[tuple[int, tuple[set[int], int]]] = []
 
     class Watched:
-        runs_ahead = False
-
-        def launch(self, batch: Batch, spec: Speculation) -> Pending:
-            seen.append((sum(row.n_tokens for row in batch.rows), state()))
+        def run(self, rows: Sequence[Segment], is_followed: bool) -> None:
+            seen.append((sum(len(row.tokens) for row in rows), state()))
             raise StopIteration
 
-    placed = PinnedVerifier(Watched(), Affinity(frozenset(CORES[:-1]), 1), Affinity(frozenset(CORES), 2))
+    pins = Pins(Affinity(frozenset(CORES[:-1]), 1), Affinity(frozenset(CORES), 2))
+    placed = Verifier(Watched(), SharedNoise(Sampler(9)), n_known=9, pins=pins)  # type: ignore[arg-type]
     before = state()
     for n_tokens in (1, LONG - 1, LONG, 500):
         row = BatchRow(Request("r", [0] * n_tokens, SamplingParams(), 0), 0, n_tokens, 0, True)

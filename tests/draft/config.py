@@ -11,7 +11,7 @@ def new_config(n_vocab: int, **others: Any) -> DraftConfig:
         "draft": "draft",
         "target": "target",
         "tokenizer": others.get("target", "target"),
-        "planner": "nothing",
+        "growth": "nothing",
         "fallback": "draft",
         "verification": "shared",
         "lookahead": 4,

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saguaro.config import SamplingParams
-from saguaro.draft.cache import SpeculationCache
+from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.load import load_draft
-from saguaro.draft.model import ModelDrafter
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.policy.fallback import NoProposer
 from saguaro.draft.random import RandomTokens
@@ -26,6 +25,7 @@ from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide
 from saguaro.types import DRAFT, EMPTY, NGRAM, RANDOM, SCRIPT, SOURCES, Joined, Outcome
 from tests.draft.config import new_config
+from tests.draft.trees import entries, expanded
 
 V, K = 264, 4
 TEXTS = [[5, 6, 7, 8, 5, 6], [1, 2, 3], [9], [4, 4, 4, 4], list(range(30, 55))]
@@ -41,7 +41,7 @@ class Known:
 
     source = DRAFT
 
-    def __init__(self, drafter: ModelDrafter) -> None:
+    def __init__(self, drafter: TreeDrafter) -> None:
         self._drafter, self._admitted = drafter, set[int]()
 
     def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
@@ -53,11 +53,11 @@ class Known:
         return self._drafter.propose(rows, lookahead)
 
 
-def drafting(folder: Path, verification: str) -> ModelDrafter:
+def drafting(folder: Path, verification: str) -> TreeDrafter:
     paths = {"draft": str(folder), "target": str(folder)}
     config = new_config(V, **paths, verification=verification, lookahead=K, saguaro_c=0.5)
     drafter = draft_side(config, load_draft(config, None)).drafter
-    assert isinstance(drafter, ModelDrafter)
+    assert isinstance(drafter, TreeDrafter)
     return drafter
 
 
@@ -97,12 +97,11 @@ def check(proposer: Proposer, rows: Sequence[DraftRow], lookahead: int) -> list[
     for index, tokens in enumerate(proposal.tokens):
         assert len(tokens) <= lookahead
         assert all(0 <= token < V for token in tokens)
-        if proposal.q is not None:
-            drawn_from = proposal.q[index, : len(tokens)]
-            assert torch.allclose(drawn_from.sum(-1), torch.ones(len(tokens)))
-            assert all(drawn_from[at, token] > 0 for at, token in enumerate(tokens))
-    if proposal.q is not None:
-        assert proposal.q.shape == (len(rows), lookahead, V)
+        q = proposal.q[index] if proposal.q else None
+        if q is not None:
+            assert q.shape == (len(tokens), V)
+            assert torch.allclose(q.sum(-1), torch.ones(len(tokens)))
+            assert all(q[at, token] > 0 for at, token in enumerate(tokens))
     return proposal.tokens
 
 
@@ -137,13 +136,14 @@ def test_q_is_that_of_its_row_beside_one_that_is_not_read_yet(folder: Path) -> N
     assert [len(own) for own in tokens] == [0, K, 0, K, 0]
     drafter.settle(rows)
     q = drafter.propose(rows, 1).q
-    assert q is not None
+    assert [own is None for own in q] == [True, False, True, False, True]
     for index in (1, 3):
-        alone = drafting(folder, "rejection")
+        alone, own = drafting(folder, "rejection"), q[index]
         alone.admit([rows[index]])
-        expected = alone.propose([rows[index]], 1).q
+        (expected,) = alone.propose([rows[index]], 1).q
+        assert own is not None
         assert expected is not None
-        assert torch.allclose(q[index], expected[0])
+        assert torch.allclose(own, expected)
 
 
 def test_reading_ends_when_the_outcome_is_there(folder: Path) -> None:
@@ -158,7 +158,7 @@ def test_reading_ends_when_the_outcome_is_there(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("n_steps", [1, 2, K])
-def test_branches_end_when_the_outcome_is_there(folder: Path, n_steps: int) -> None:
+def test_preparing_ends_when_the_outcome_is_there(folder: Path, n_steps: int) -> None:
     """What was drafted until then is a speculation, and the beginning of what would be drafted just in time."""
     target = load("target", folder, torch.device("cpu"), torch.float32).model
     draft, row = side(target, "uniform"), Joined(0, TEXTS[0], 1, 0, SamplingParams(temperature=0))
@@ -167,11 +167,11 @@ def test_branches_end_when_the_outcome_is_there(folder: Path, n_steps: int) -> N
     asked: list[int] = []
 
     def is_late() -> bool:
-        asked.append(len(asked) + 1)
+        asked.append(len(asked))
         return asked[-1] >= n_steps
 
     draft.prepare(is_late)
-    assert len(asked) == n_steps
+    assert len(asked) == n_steps + 1  # before the first step, and after each
     k, bonus = prepared(draft, 0)[0]
     outcome = Outcome(torch.tensor([0]), spec.length, torch.tensor([k]), torch.tensor([bonus]))
     found = draft.respond(outcome, [0], [K])
@@ -181,9 +181,9 @@ def test_branches_end_when_the_outcome_is_there(folder: Path, n_steps: int) -> N
     assert found.tokens[0, :n_steps].tolist() == expected[:n_steps]
 
 
-def side(target: Transformer, planner: str) -> DraftSide:
+def side(target: Transformer, growth: str) -> DraftSide:
     """The draft's side of a target without a layer; as it is drafted on a miss, or prepared."""
-    config = new_config(V, draft="drop:1", planner=planner, lookahead=K, budget=6)
+    config = new_config(V, draft="drop:1", growth=growth, lookahead=K, budget=6)
     return draft_side(config, load_draft(config, target))
 
 
@@ -197,11 +197,11 @@ def just_in_time(target: Transformer, row: Joined) -> list[int]:
     return list(spec.tokens[0].tolist())
 
 
-@pytest.mark.parametrize("planner", ["uniform", "joint"])
-def test_what_was_prepared_is_what_would_be_drafted(folder: Path, planner: str) -> None:
+@pytest.mark.parametrize("growth", ["continuation", "branch", "uniform", "geometric", "best"])
+def test_what_was_prepared_is_what_would_be_drafted(folder: Path, growth: str) -> None:
     """Whatever was accepted, and whether a row hits or misses: its keys and values are those of its own text."""
     target = load("target", folder, torch.device("cpu"), torch.float32).model
-    draft, chance = side(target, planner), Random(1)
+    draft, chance = side(target, growth), Random(1)
     texts = {slot: list(text) for slot, text in enumerate(TEXTS[:4])}
     rules = {slot: SamplingParams(temperature=slot % 2) for slot in texts}
     draft.admit([Joined(slot, text, 1, slot, rules[slot]) for slot, text in texts.items()])
@@ -209,8 +209,9 @@ def test_what_was_prepared_is_what_would_be_drafted(folder: Path, planner: str) 
     for _ in range(8):
         slots = chance.sample(sorted(texts), len(texts))
         spec = draft.respond(outcome, slots, [K] * len(slots))
-        for slot, tokens in zip(slots, spec.tokens.tolist(), strict=True):
-            assert tokens == just_in_time(target, Joined(slot, texts[slot], 1, slot, rules[slot]))
+        for slot, n, tokens in zip(slots, spec.length.tolist(), spec.tokens.tolist(), strict=True):
+            assert n == K or growth == "best"
+            assert tokens[:n] == just_in_time(target, Joined(slot, texts[slot], 1, slot, rules[slot]))[:n]
         hits.update(spec.hit.tolist())
         draft.prepare()
         decided = [decide(draft, slot, chance) for slot in slots]
@@ -224,12 +225,12 @@ def test_what_was_prepared_is_what_would_be_drafted(folder: Path, planner: str) 
 
 def prepared(draft: DraftSide, slot: int) -> list[tuple[int, int]]:
     """The outcomes of a row that were prepared."""
-    assert isinstance(draft.cache, SpeculationCache)
-    at, length = torch.tensor([slot]), torch.tensor([K])
-    every = [(k, token) for k in range(K + 1) for token in range(V)]
-    return [
-        one for one in every if draft.cache.look_up(Outcome(at, length, torch.tensor([one[0]]), torch.tensor([one[1]])))
-    ]
+    row = draft.rows.get(slot)
+    assert row is not None
+    assert isinstance(draft.drafter, TreeDrafter)
+    flight = tuple(row.speculation)
+    paths = [path for path in expanded(entries(draft.drafter.trees, slot)) if path != flight[: len(path)]]
+    return [(len(path) - 1, path[-1]) for path in paths if path[:-1] == flight[: len(path) - 1]]
 
 
 def decide(draft: DraftSide, slot: int, chance: Random) -> tuple[int, int]:
@@ -237,7 +238,9 @@ def decide(draft: DraftSide, slot: int, chance: Random) -> tuple[int, int]:
     found = prepared(draft, slot)
     if found and chance.random() < 0.75:
         return chance.choice(found)
-    return chance.randrange(K + 1), chance.randrange(V)
+    row = draft.rows.get(slot)
+    assert row is not None
+    return chance.randrange(len(row.speculation) + 1), chance.randrange(V)
 
 
 # n-grams

@@ -1,150 +1,101 @@
-"""What the draft guesses: the target's own token under shared noise, a fresh sample of q under rejection."""
+"""First children that are samples of q, with noise that is new for every draw, and the others by likelihood."""
 
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+from saguaro.algo import sampling
 from saguaro.algo.theory import saguaro_probabilities
-from saguaro.config import SamplingParams
-from saguaro.draft.ranking import Ranker, SampledRanker, SharedRanker
-from saguaro.target.request import Request
-from saguaro.target.sampler import Context, Sampler
+from saguaro.draft.ranking import Draws, likeliest, with_first
 
-V, KNOWN, C = 12, 10, 4
-
-
-def request(seed: int = 7, **params: Any) -> Request:
-    return Request("r", [1, 2], SamplingParams(**params), seed)
+V, C = 10, 4
+CPU = torch.device("cpu")
 
 
 def logits(n_rows: int, seed: int = 0) -> Tensor:
     return torch.randn(n_rows, V, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-PLACES: list[Context] = [
-    (request(temperature=0), []),
-    (request(temperature=1), []),
-    (request(temperature=1), [3, 3]),
-    (request(seed=8, temperature=1), []),
-    (request(temperature=1.5, top_k=3), [4]),
-    (request(temperature=0.7, top_p=0.5), [4]),
-    (request(temperature=1, logit_bias={6: 50.0}), []),
-    (request(temperature=0, presence_penalty=2.0, repetition_penalty=3.0), [5, 5, 5]),
-]
+def drawn(
+    n: int, temperature: float = 1.0, c: float = 1.0, fan_out: int = 2, draws: Draws | None = None, seed: int = 7
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The children of one node, n times, their scores, and the q of the first: [n, C] twice, [V]."""
+    same = logits(1).repeat(n, 1)
+    q = sampling.at_temperature(same, torch.full((n,), temperature))
+    noise = torch.full((n,), seed), torch.full((n,), 3)
+    (tokens, scores), law = (draws or Draws(c, 0, CPU))(same, q, noise, C, torch.tensor([fan_out]))
+    assert law.shape == (n, V)
+    assert law.equal(law[:1].expand(n, V))
+    return tokens, scores, law[0]
 
 
-def guessers() -> list[Ranker]:
-    sampler = Sampler(KNOWN)
-    return [SharedRanker(sampler, C), SampledRanker(sampler, C, fan_out=2, c=0.5)]
+def test_first_children_are_samples_of_q() -> None:
+    tokens, _, q = drawn(4000)
+    assert torch.allclose(q, logits(1)[0].softmax(-1))
+    counts = Counter(tokens[:, 0].tolist())
+    assert all(abs(counts[token] / 4000 - float(q[token])) < 0.04 for token in range(V))
 
 
-@pytest.mark.parametrize("guess", guessers(), ids=["shared", "drawn"])
-def test_candidates_are_distinct_known_and_best_first(guess: Ranker) -> None:
-    for drafts in (None, [guess.start() for _ in PLACES]):
-        found = guess(logits(len(PLACES)), PLACES, drafts)
-        assert guess.n_candidates == C
-        assert found.candidates.shape == found.scores.shape == (len(PLACES), C)
-        assert (found.scores.diff(dim=1) <= 0).all()
-        assert all(len(set(row)) == C and max(row) < KNOWN for row in found.candidates.tolist())
-        assert found.token.max() < KNOWN
-
-
-@pytest.mark.parametrize("guess", guessers(), ids=["shared", "drawn"])
-def test_there_are_no_more_candidates_than_tokens(guess: Ranker) -> None:
-    few = Sampler(3)
-    small = SharedRanker(few, C) if isinstance(guess, SharedRanker) else SampledRanker(few, C, 2, 0.5)
-    found = small(logits(1), PLACES[1:2], [small.start()])
-    assert sorted(found.candidates[0].tolist()) == [0, 1, 2]
-
-
-def test_with_the_targets_logits_a_shared_guess_is_the_targets_token() -> None:
-    guess = SharedRanker(Sampler(KNOWN), C)
-    for seed in range(20):
-        expected = Sampler(KNOWN)(logits(len(PLACES), seed), PLACES)
-        found = guess(logits(len(PLACES), seed), PLACES, [guess.start()] * len(PLACES))
-        assert found.token.tolist() == expected.tolist()
-        assert found.token.equal(found.candidates[:, 0])
-        assert found.q is None
-
-
-def test_shared_guesses_do_not_depend_on_the_draft() -> None:
-    guess = SharedRanker(Sampler(KNOWN), C)
-    names = [guess.start() for _ in range(3)]
-    found = [guess(logits(1), PLACES[1:2], [name]).token for name in names]
-    assert found[0].equal(found[1])
-    assert found[0].equal(found[2])
-
-
-def drawn(n: int, place: Context, c: float = 1.0, fan_out: int = 2, generation: int = 0) -> tuple[list[int], Tensor]:
-    """The tokens of n drafts of one place, and the q they were drawn from."""
-    guess = SampledRanker(Sampler(KNOWN), C, fan_out, c, generation)
-    names = [guess.start() for _ in range(n)]
-    assert len(set(names)) == n
-    found = guess(logits(1).repeat(n, 1), [place] * n, names)
-    assert found.q is not None
-    assert found.q.shape == (n, KNOWN)
-    assert found.q.equal(found.q[:1].expand(n, KNOWN))
-    return found.token.tolist(), found.q[0]
-
-
-def test_drawn_tokens_are_samples_of_q() -> None:
-    tokens, q = drawn(4000, PLACES[1])
-    assert torch.allclose(q, logits(1)[0, :KNOWN].softmax(-1))
-    counts = Counter(tokens)
-    assert all(abs(counts[token] / 4000 - float(q[token])) < 0.04 for token in range(KNOWN))
+def test_the_others_are_the_likeliest_and_scores_do_not_tell_the_first() -> None:
+    tokens, scores, _ = drawn(200)
+    order, expected = likeliest(logits(1), C)
+    assert scores.equal(expected.expand_as(scores))
+    assert len(set(tokens[:, 0].tolist())) > C
+    for first, *others in tokens.tolist():
+        assert others == [token for token in order[0].tolist() if token != first][: C - 1]
 
 
 def test_saguaro_sampling_holds_back_what_is_prepared() -> None:
-    _, plain = drawn(1, PLACES[1])
-    tokens, q = drawn(2000, PLACES[1], c=0.3, fan_out=3)
+    plain = drawn(1)[2]
+    tokens, _, q = drawn(2000, c=0.3, fan_out=3)
     assert torch.allclose(q, saguaro_probabilities(plain, F=3, C=0.3), atol=1e-6)
     best = plain.topk(3).indices.tolist()
-    share = sum(token in best for token in tokens) / 2000
+    share = sum(token in best for token in tokens[:, 0].tolist()) / 2000
     assert abs(share - float(q[best].sum())) < 0.05
     assert share < float(plain[best].sum()) - 0.1
 
 
-@pytest.mark.parametrize("c", [1.0, 0.3])
+def test_with_c_0_nothing_is_drawn_that_is_prepared() -> None:
+    tokens, _, q = drawn(500, c=0.0, fan_out=2)
+    best = logits(1)[0].topk(2).indices.tolist()
+    assert float(q[best].sum()) == 0
+    assert float(q.sum()) == pytest.approx(1)
+    assert not set(best) & set(tokens[:, 0].tolist())
+
+
+def test_where_nothing_is_prepared_c_does_nothing() -> None:
+    assert drawn(1, c=0.3, fan_out=0)[2].allclose(drawn(1)[2])
+
+
+@pytest.mark.parametrize("c", [1.0, 0.3, 0.0])
 def test_q_of_a_greedy_row_is_one_hot(c: float) -> None:
-    tokens, q = drawn(3, PLACES[0], c)
-    best = int(logits(1)[0, :KNOWN].argmax())
-    assert tokens == [best] * 3
-    assert q.tolist() == [float(token == best) for token in range(KNOWN)]
+    tokens, _, q = drawn(3, temperature=0.0, c=c)
+    best = int(logits(1)[0].argmax())
+    assert tokens[:, 0].tolist() == [best] * 3
+    assert q.tolist() == [float(token == best) for token in range(V)]
 
 
-@pytest.mark.parametrize("c", [1.0, 0.3])
-def test_q_keeps_to_the_rows_own_rules(c: float) -> None:
-    _, q = drawn(1, PLACES[4], c)
-    assert q.nonzero().flatten().tolist() == sorted(logits(1)[0, :KNOWN].topk(3).indices.tolist())
-    _, biased = drawn(1, PLACES[6], c)
-    assert biased[6] > 0.99
-
-
-def test_no_two_drafts_draw_with_the_same_noise() -> None:
+def test_no_two_draws_have_the_same_noise() -> None:
     """Nor do two generations of drafts, nor two requests: then which drafts are used would tell what is in them."""
-    flat = request(temperature=1)
-    guess = SampledRanker(Sampler(KNOWN), C, 2, 1.0)
-    later = SampledRanker(Sampler(KNOWN), C, 2, 1.0, generation=1)
-    names = [guess.start() for _ in range(40)]
-    others = [later.start() for _ in range(40)]
-    assert not set(names) & set(others)
-    same = torch.zeros(40, V)
-    first = guess(same.clone(), [(flat, [])] * 40, names).token.tolist()
-    assert len(set(first)) > 5
-    assert first == guess(same.clone(), [(flat, [])] * 40, names).token.tolist()
-    assert first != guess(same.clone(), [(flat, [])] * 40, others).token.tolist()
-    assert first != guess(same.clone(), [(request(seed=9, temperature=1), [])] * 40, names).token.tolist()
-    # Nor the target's, whose own sample for a place is one and the same.
-    assert {int(Sampler(KNOWN)(same[:1].clone(), [(flat, [])]))} != set(first)
+    first = drawn(40, draws=Draws(1.0, 0, CPU))[0][:, 0]
+    assert len(set(first.tolist())) > 3
+    assert first.equal(drawn(40, draws=Draws(1.0, 0, CPU))[0][:, 0])
+    again = Draws(1.0, 0, CPU)
+    assert first.equal(drawn(40, draws=again)[0][:, 0])
+    assert not first.equal(drawn(40, draws=again)[0][:, 0]), "the second time is the first again"
+    assert not first.equal(drawn(40, draws=Draws(1.0, 1, CPU))[0][:, 0])
+    assert not first.equal(drawn(40, draws=Draws(1.0, 0, CPU), seed=9)[0][:, 0])
+    # Nor the target's, whose own sample for a position is one and the same.
+    own = sampling.pick(logits(1).softmax(-1).log(), torch.tensor([7]), torch.tensor([3]))
+    assert set(own.tolist()) != set(first.tolist())
 
 
-def test_ranking_draws_nothing() -> None:
-    guess = SampledRanker(Sampler(KNOWN), C, 2, 0.5)
-    found = guess(logits(2), PLACES[1:3], None)
-    assert found.q is None
-    assert found.candidates.equal(logits(2)[:, :KNOWN].topk(C).indices)
-    assert found.token.equal(found.candidates[:, 0])
-    assert torch.allclose(found.scores, logits(2)[:, :KNOWN].log_softmax(-1).topk(C).values)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(st.permutations(range(6)), st.integers(1, 6), st.integers(0, 8))
+def test_a_token_put_first(tokens: list[int], n: int, first: int) -> None:
+    given_first = with_first(torch.tensor([tokens[:n]]), torch.tensor([[first]]))[0].tolist()
+    assert given_first == [first, *(token for token in tokens[:n] if token != first)][:n]

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from saguaro.draft.tree import (
     NO_TREE,
-    PLACES,
     ROOT,
     SURE,
-    UNUSED,
     Trees,
     best,
     expand,
@@ -27,6 +25,7 @@ from saguaro.draft.tree import (
 from tests.draft.trees import Path, entries, expanded
 
 CPU = torch.device("cpu")
+PLACES = UNUSED = 64
 FOREIGN = 99  # a token that no draft has
 Ranked = tuple[Tensor, Tensor, Tensor]
 
@@ -66,7 +65,7 @@ class Grove:
 
     def __init__(self, n_rows: int, width: int, depth: int, seed: int) -> None:
         self.chance, self.width, self.depth = random.Random(seed), width, depth
-        self.trees = Trees.empty(n_rows, width, depth, CPU)
+        self.trees = Trees.empty(n_rows, PLACES, width, depth, CPU)
         self.pictures = [Picture(0) for _ in range(n_rows)]
         self.begin(list(range(n_rows)))
 

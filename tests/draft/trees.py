@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from saguaro.draft.tree import NEVER, ROOT, UNUSED, Trees
+from saguaro.draft.tree import NEVER, ROOT, Trees
 
 Path = tuple[int, ...]  # tokens from below the root down
 
@@ -24,7 +24,7 @@ def entries(trees: Trees, row: int) -> dict[Path, Entry]:
     assert int(trees.depth[row, root]) == 0
     text = int(trees.position[row, root]) + 1
     found: dict[Path, Entry] = {}
-    used = {root, UNUSED}
+    used = {root, trees.unused}
     todo: list[tuple[Path, int, list[int], float]] = [((), root, [], 0.0)]
     while todo:
         path, place, places, own = todo.pop()
@@ -44,8 +44,8 @@ def entries(trees: Trees, row: int) -> dict[Path, Entry]:
                 used.add(child)
                 todo.append(((*path, tokens[rank]), child, [*places, child], scores[rank]))
     assert used == {place for place, is_used in enumerate(trees.is_used[row].tolist()) if is_used}
-    assert bool((trees.score[row, UNUSED] == NEVER).all())
-    listing = [place for place in range(UNUSED) if bool((trees.score[row, place] > NEVER).any())]
+    assert bool((trees.score[row, trees.unused] == NEVER).all())
+    listing = [place for place in range(trees.unused) if bool((trees.score[row, place] > NEVER).any())]
     assert set(listing) <= used, "children of a place that is free"
     return found
 

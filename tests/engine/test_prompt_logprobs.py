@@ -15,7 +15,6 @@ from saguaro.kernels import native
 from saguaro.kernels.bundle import plain_kernels
 from saguaro.model.tiny import tiny_model, write_tiny
 from saguaro.target import verifier
-from saguaro.target.graphed import GraphVerifier
 from saguaro.target.request import Request
 
 PROMPT = [(7 * at * at + 3 * at) % 200 for at in range(90)]
@@ -149,7 +148,7 @@ def test_steps_as_a_gpu_captures_them(folder: Path, reference: Tensor, monkeypat
     monkeypatch.setattr(assembly, "kernels_for", lambda device: plain_kernels())
     monkeypatch.setattr(assembly.Assembly, "_warm", lambda *parts: None)  # nothing to capture
     with tiny(folder, max_batch_tokens=32, max_batch_rows=8) as llm:
-        assert isinstance(llm.engine.round.verifier, GraphVerifier)
+        assert llm.engine.round.verifier.runs_ahead
         plain = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
         results = llm.generate([PROMPT[5:], PROMPT], [plain, SCORED])
         check(results[1].prompt_logprobs, reference)

@@ -8,13 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saguaro import LLM, SamplingParams
-from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.grow import TreeDrafter
 from saguaro.errors import CapacityError
 from saguaro.link.inline import Inline
 from saguaro.methods import METHODS
 from saguaro.model.tiny import write_tiny
-from saguaro.target.graphed import GraphVerifier
 from saguaro.target.scheduler import NOT_FINITE
 from saguaro.types import RoundEvent
 from tests.round.test_unprepared import Moody
@@ -52,36 +50,32 @@ def params(style: str) -> list[SamplingParams]:
 def test_every_method_gives_the_tokens_of_ar(family: str, style: str, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path, family)
     with LLM(folder, method="ar", **SETTINGS) as plain:
-        assert isinstance(plain.engine.round.verifier, GraphVerifier)
+        assert plain.engine.round.verifier.runs_ahead
         wanted = [result.token_ids for result in plain.generate(PROMPTS, params(style))]
-    for method in ("sd", "amusd", "ssd-uniform", "ssd"):
+    for method in (name for name, each in METHODS.items() if each.needs_model and each.verification == "shared"):
         with LLM(folder, method=method, draft="drop:1", lookahead=3, budget=4, prepare="always", **SETTINGS) as llm:
             assert isinstance(llm.engine.round.draft, Inline)
-            kind = TreeDrafter if METHODS[method].is_tree else GraphDrafter
-            assert isinstance(llm.engine.round.draft.side.drafter, kind)
+            assert isinstance(llm.engine.round.draft.side.drafter, TreeDrafter)
             events: list[RoundEvent] = []
             llm.engine.round.observers.append(events.append)
             assert [result.token_ids for result in llm.generate(PROMPTS, params(style))] == wanted
             sources = {row.source for event in events for row in event.rows}
-            assert "draft" in sources
-            assert ("cache" in sources) == (method != "sd")
+            assert ("draft" in sources) == (METHODS[method].fallback != "empty")
+            assert ("cache" in sources) == METHODS[method].prepares
 
 
-def test_what_cannot_be_captured_is_computed_all_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fan_out", ["auto", "uniform", "general", "3,2,2,4"])
+def test_rejection_is_captured_too(fan_out: str, tmp_path: Path) -> None:
+    """Greedy outputs are equal under both rules."""
     folder = write_tiny(tmp_path, "llama")
+    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     with LLM(folder, method="ar", **SETTINGS) as plain:
-        wanted = [result.token_ids for result in plain.generate(PROMPTS, params("greedy"))]
-    for method in ("specbranch", "saguaro"):
-        with LLM(folder, method=method, verification="shared", draft="drop:1", lookahead=3, **SETTINGS) as llm:
-            assert [result.token_ids for result in llm.generate(PROMPTS, params("greedy"))] == wanted
-    with LLM(
-        folder, method="saguaro", draft="drop:1", lookahead=3, **SETTINGS
-    ) as llm:  # rejection: greedy alone is equal
-        greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-        with LLM(folder, method="ar", **SETTINGS) as again:
-            assert [r.token_ids for r in llm.generate(PROMPTS, greedy)] == [
-                r.token_ids for r in again.generate(PROMPTS, greedy)
-            ]
+        wanted = [result.token_ids for result in plain.generate(PROMPTS, greedy)]
+    with LLM(folder, method="saguaro", draft="drop:1", lookahead=3, fan_out=fan_out, **SETTINGS) as llm:
+        events: list[RoundEvent] = []
+        llm.engine.round.observers.append(events.append)
+        assert [result.token_ids for result in llm.generate(PROMPTS, greedy)] == wanted
+    assert "cache" in {row.source for event in events for row in event.rows}
 
 
 def test_memory_that_is_not_there_is_an_error_that_says_what_to_lower(tmp_path: Path) -> None:

@@ -12,7 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.int32: "i32", torch.int64: "i64"}
+NAMES = {
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.int8: "i8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 LIMITS = {"89": 99 * 1024, "90": 227 * 1024, "gfx942": 64 * 1024}  # bytes of shared memory that a program may have
 META = torch.device("meta")
@@ -65,10 +72,11 @@ def main(name: str) -> None:
     for shape in SHAPES:
         for n_rows in (1, 9):
             launch_products(n_rows, *shape)
-        for n_rows, longest, n_branches in ((1, 4096, 8), (9, 4096, 32), (200, 4096, 8), (1, 100, 8)):
-            launch_attention(n_rows, longest, n_branches, *shape[1:4])
+        for n_rows, longest in ((1, 4096), (9, 4096), (200, 4096), (1, 100)):
+            launch_attention(n_rows, longest, *shape[1:4])
     launch_sampling()
-    launch_planning()
+    for n_places, n_children in ((137, 8), (225, 25)):  # trees of 8 steps of 8 and 8 prepared; 24 prepared
+        launch_growth(n_places, n_children)
 
 
 def kind_of(value: float) -> str:
@@ -100,23 +108,18 @@ def launch_products(
     by.read(stream, empty(n_vocab, hidden).t(), None, torch.float32)
 
 
-def launch_attention(n_rows: int, longest: int, n_branches: int, n_heads: int, n_kv: int, d: int) -> None:
-    """Of the last tokens of a text, of the nodes of a tree, and of branches; a branch is adopted."""
-    from saguaro.kernels.adopt import adopt
+def launch_attention(n_rows: int, longest: int, n_heads: int, n_kv: int, d: int) -> None:
+    """Of the last tokens of a text, and of the nodes of a tree."""
     from saguaro.kernels.attention import attend, counters
-    from saguaro.kernels.branches import attend_branches
 
-    memory, own = empty(4096, 2 * n_kv, d), empty(n_branches, 8, 2 * n_kv, d)
+    memory = empty(4096, 2 * n_kv, d)
     pages, arrived = empty(1, -(-longest // 16), dtype=torch.int32), counters(META)
-    starts, lengths, forks = (empty(n, dtype=torch.int32) for n in (2, 1, n_branches))
+    starts, lengths = (empty(n, dtype=torch.int32) for n in (2, 1))
     nodes = (lengths, empty(n_rows, dtype=torch.int32), empty(n_rows, 8, dtype=torch.int32))
     for tree in (None, nodes):
         attend(
             empty(n_rows, n_heads, d), memory, pages, starts, lengths, 16, n_rows, longest, nodes=tree, arrived=arrived
         )
-    attend_branches(empty(n_branches, n_heads, d), memory, pages, forks, own, 2, 16, longest, arrived=arrived)
-    slots = empty(1, 8, dtype=torch.int64)
-    adopt(own[None], slots[:, 0], memory[None], slots)
 
 
 def launch_sampling() -> None:
@@ -129,20 +132,21 @@ def launch_sampling() -> None:
     rank(logits, heat, seeds, positions, 151936, 9)
 
 
-def launch_planning() -> None:
-    """Plan and learn, of four rows, K = 8, M = 8."""
-    from saguaro.algo.planning import Ahead
-    from saguaro.kernels.plan import TritonJoint
-    from saguaro.types import Outcome
+def launch_growth(n_places: int, n_children: int) -> None:
+    """The bookkeeping of the first step of a draft, of one between, and of the last, for four rows."""
+    from saguaro.draft.tree import Trees
+    from saguaro.kernels.grow import advance
 
-    long, double = torch.int64, torch.float64
-    slots, tokens, candidates = empty(4, dtype=long), empty(4, 8, dtype=long), empty(4, 9, 9, dtype=long)
-    scores, is_primary = empty(4, 9, 9, dtype=torch.float32), empty(4, dtype=torch.bool)
-    ahead = Ahead(slots, tokens, slots, candidates, scores, is_primary)
-    edges = (empty(25, dtype=double), empty(8, dtype=double), empty(7, dtype=long))
-    tables = (empty(3, 26, dtype=double), empty(3, 10 * 8 * 26, dtype=double))
-    TritonJoint().plan(ahead, ahead, tables, edges, 1.0, 8)
-    TritonJoint().learn(Outcome(slots, slots, slots, slots), ahead, tables, edges, 0.99)
+    trees, long = Trees.empty(4, n_places, n_children, 17, META), torch.int64
+    tensors = (trees.token, trees.score, trees.bin, trees.place, trees.node, trees.position, trees.depth)
+    table = (empty(192, dtype=torch.float32), empty(23, dtype=torch.float32), empty(n_children, dtype=long), 96)
+    rest = (table, trees.root, empty(4, dtype=torch.float32), empty(4, dtype=long), (1e-6, 0.999, -1e-3))
+    for n_before, n in ((1, 8), (8, 8), (8, 0)):
+        index, place, position, depth = (empty(4, n_before, dtype=long) for _ in range(4))
+        path, is_real = empty(4, n_before, 17, dtype=long), empty(4, n_before, dtype=torch.bool)
+        before = (index, is_real, place, position, depth, path, empty(4, n_before, dtype=torch.float32))
+        ranked = (empty(4 * n_before, n_children, dtype=long), empty(4 * n_before, n_children, dtype=torch.float32))
+        advance((*tensors, trees.path, trees.is_used), before, ranked, *rest, n, 8, False)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,6 @@ pytest.importorskip("triton")
 
 from saguaro.kernels.attention import SPLIT as ATTENTION_SPLIT
 from saguaro.kernels.attention import attend, attend_plain, counters, shares, tile_of
-from saguaro.kernels.branches import attend_branches, attend_branches_plain
-from saguaro.kernels.branches import tile_of as tile_of_branches
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPLIT = 64  # several splits in few keys
@@ -160,8 +158,6 @@ def test_odd_widths(shape: Shape) -> None:
     out = attend(*call, 3, 130, split=SPLIT)
     _assert_close(out, attend_plain(*call, 3, 130), shape.dtype)
     assert torch.equal(attend(*call, 40, 130, split=SPLIT), out)  # all splits in one program
-    _, branch_call = _branch_call(shape, [[70, 72], [5, 6]], 2, 3)
-    _assert_close(attend_branches(*branch_call, 72, split=SPLIT), attend_branches_plain(*branch_call, 72), shape.dtype)
 
 
 class TestCounters:
@@ -178,14 +174,6 @@ class TestCounters:
             _assert_close(out, attend_plain(*call), shape.dtype)
             assert not arrived.any()
 
-    def test_branches_share_them_too(self) -> None:
-        shape, arrived = SHAPES[3], counters(DEVICE)
-        for forks in ([[150, 146], [0, 0]], [[3, 4], [64, 65]], [[64, 64], [128, 1]]):
-            _, call = _branch_call(shape, forks, 2, 3)
-            out = attend_branches(*call, 200, split=SPLIT, arrived=arrived)
-            _assert_close(out, attend_branches_plain(*call, 200), shape.dtype)
-            assert not arrived.any()
-
     @pytest.mark.parametrize("n_programs", [1, 4])
     def test_any_number_of_programs_computes_the_same_bits(self, n_programs: int) -> None:
         shape = SHAPES[1]
@@ -193,9 +181,6 @@ class TestCounters:
         call = (texts.queries(3), texts.memory, texts.pages, _starts([2, 1]), _int32([300, 130]), shape.page_size, 2)
         out = attend(*call, 300, split=SPLIT, _n_programs=n_programs)
         assert torch.equal(out, attend(*call, 300, split=SPLIT))
-        _, forked = _branch_call(shape, [[300, 290], [70, 80]], 1, 1)
-        out = attend_branches(*forked, 300, split=SPLIT, _n_programs=n_programs)
-        assert torch.equal(out, attend_branches(*forked, 300, split=SPLIT))
 
     def test_they_must_be_enough(self) -> None:
         shape = SHAPES[2]
@@ -306,64 +291,8 @@ def test_a_captured_call_takes_other_lengths() -> None:
 def test_a_tile_holds_any_group_and_fits_the_matrix_units(d: int) -> None:
     for dtype in (BF16, FP32):
         for group in (1, 2, 3, 4, 5, 8, 16, 71):
-            for tile in (tile_of(group, d, dtype), *(tile_of_branches(m, group, d, dtype) for m in (1, 2, 24, 64))):
-                assert tile.block_m >= max(16, group)
-                assert tile.block_n >= 16
-                assert ATTENTION_SPLIT % tile.block_n == 0
-                assert tile.block_m & (tile.block_m - 1) == 0
-
-
-# forks per row, own tokens seen, own tokens there is room for
-FIRST_TOKENS = ([[70, 72, 71], [5, 6, 7]], 1, 1)
-SEVERAL_SPLITS_AND_PADDING = ([[150, 146, 150], [0, 0, 0], [64, 65, 63]], 3, 5)
-ONE_BRANCH = ([[9], [2]], 6, 6)
-MANY_BRANCHES = ([[66 + i % 5 for i in range(19)]], 4, 6)
-
-
-def _branch_call(
-    shape: Shape, forks: list[list[int]], n_seen: int, n_own: int
-) -> tuple[Texts, tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int, int]]:
-    texts = Texts(shape, [max(row) for row in forks])
-    n = sum(map(len, forks))
-    own = torch.full((n, n_own, 2 * shape.n_kv, shape.d), float("nan"), dtype=shape.dtype)
-    own[:, :n_seen] = _normal(torch.Generator().manual_seed(2), n, n_seen, 2 * shape.n_kv, shape.d, dtype=shape.dtype)
-    flat = _int32([fork for row in forks for fork in row])
-    return texts, (texts.queries(n), texts.memory, texts.pages, flat, own.to(DEVICE), n_seen, shape.page_size)
-
-
-@pytest.mark.parametrize(
-    ("shape", "forks", "n_seen", "n_own"),
-    _meet(first=FIRST_TOKENS, many=MANY_BRANCHES, one=ONE_BRANCH, splits=SEVERAL_SPLITS_AND_PADDING),
-)
-def test_attend_branches(shape: Shape, forks: list[list[int]], n_seen: int, n_own: int) -> None:
-    texts, call = _branch_call(shape, forks, n_seen, n_own)
-    longest = max(map(max, forks))
-    out = attend_branches(*call, longest, split=SPLIT)
-    _assert_close(out, attend_branches_plain(*call, longest), shape.dtype)
-    q, own, branch = call[0], call[4].cpu(), 0
-    for row, its_forks in enumerate(forks):
-        for fork in its_forks:
-            kv = torch.cat((texts.kv[row][:fork], own[branch, :n_seen]))
-            exact = _exact(q[branch : branch + 1], kv, torch.ones(1, len(kv), dtype=torch.bool))
-            _assert_close(out[branch : branch + 1], exact, shape.dtype)
-            branch += 1
-
-
-@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[2], SHAPES[4]], ids=str)
-def test_bounds_and_splits_change_no_bit_of_branches(shape: Shape) -> None:
-    _, call = _branch_call(shape, [[50, 48, 52], [30, 30, 31]], 2, 3)
-    out = attend_branches(*call, SPLIT, split=SPLIT)  # all in one program
-    assert torch.equal(attend_branches(*call, 3 * SPLIT, split=SPLIT), out)
-
-
-def test_branches_are_tokens_after_the_trunk() -> None:
-    """A branch's attention is that of a text made of its trunk and its own tokens."""
-    shape = SHAPES[0]
-    _, call = _branch_call(shape, [[21]], 3, 3)
-    q, memory, pages, _, own, _, page_size = call
-    joined = Texts(shape, [24])
-    joined.kv[0][:21] = memory[kv_indices(pages[0, :2].tolist(), 21, page_size)]
-    joined.kv[0][21:] = own[0]
-    memory, pages = joined.place(seed=3)
-    expected = attend(q, memory, pages, _starts([1]), _int32([24]), page_size, 1, 24)
-    _assert_close(attend_branches(*call, 21), expected, shape.dtype)
+            tile = tile_of(group, d, dtype)
+            assert tile.block_m >= max(16, group)
+            assert tile.block_n >= 16
+            assert ATTENTION_SPLIT % tile.block_n == 0
+            assert tile.block_m & (tile.block_m - 1) == 0

@@ -56,7 +56,7 @@ def test_growing_is_that_of_the_twin(n_rows: int, n: int, n_children: int, is_ch
     heat = torch.tensor([0.0, 0.7, 1.0], device=DEVICE)[:n_rows]
     scratch = torch.arange(n_rows, device=DEVICE) * 65 + 1000
     text = torch.arange(n_rows, device=DEVICE) + 5
-    ours, theirs = (Trees.empty(n_rows, n_children, 13, DEVICE) for _ in range(2))
+    ours, theirs = (Trees.empty(n_rows, 64, n_children, 13, DEVICE) for _ in range(2))
     picked, other = start(ours, text), start(theirs, text)
     for step in range(12):  # more than there are places, if n is large
         width = picked.place.shape[1]
@@ -97,7 +97,7 @@ def test_growing_is_that_of_the_twin(n_rows: int, n: int, n_children: int, is_ch
 
 def test_the_last_step_only_stores() -> None:
     chances, text = Chances(3, DEVICE), torch.tensor([4], device=DEVICE)
-    trees = Trees.empty(1, 3, 5, DEVICE)
+    trees = Trees.empty(1, 8, 3, 5, DEVICE)
     root = start(trees, text)
     scores = torch.tensor([[3.0, 2.0, 1.0]], device=DEVICE)
     tokens = torch.tensor([[7, 8, 9]], device=DEVICE)

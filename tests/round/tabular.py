@@ -32,7 +32,8 @@ from saguaro.algo.planning import Ahead, Planned
 from saguaro.algo.sampling import Rules
 from saguaro.attention.native import cpu_attention
 from saguaro.config import SamplingParams
-from saguaro.draft.model import ModelDrafter
+from saguaro.draft.planner import Shape as PlanShape
+from saguaro.draft.planner import make_planner
 from saguaro.draft.policy import fallback
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.kv.pages import PagePool
@@ -47,7 +48,7 @@ from saguaro.target.request import Request
 from saguaro.target.rules import Rejection, Rule, SharedNoise
 from saguaro.target.sampler import Sampler
 from saguaro.target.scheduler import Batch, Commit, Scheduler
-from saguaro.target.verifier import EagerPending, EagerVerifier
+from saguaro.target.verifier import Pending, Verifier
 from saguaro.types import DraftLink, Outcome, Speculation
 from tests.draft.config import new_config
 
@@ -57,16 +58,18 @@ Text = tuple[int, ...]
 CPU = torch.device("cpu")
 N_POSITIONS = 32
 PROMPTS = ([0], [1])  # of the first row and of the second
+UNLIKELY = -60.0  # logit of a token that a draft thinks impossible: a candidate, if there are no others
 EPSILON = 1e-14  # a piece shorter than this is rounding
 RULES: dict[str, Callable[[Sampler], Rule]] = {"shared": SharedNoise, "rejection": Rejection}
 
 
 class Tabular:
-    """A model that is a table; it has what Runner and ModelDrafter use of a Transformer."""
+    """A model that is a table; it has what Runner and TreeDrafter use of a Transformer."""
 
-    def __init__(self, law: Tensor) -> None:  # [N_POSITIONS, V, V]: position and token before -> law of the next
-        """Or [2, N_POSITIONS, V, V]: which of two depends on all tokens before, read by attention."""
-        self.law, self._logits = law, law.log()
+    def __init__(self, law: Tensor, least: float = -math.inf) -> None:
+        """law [N_POSITIONS, V, V]: position and token before -> law of the next token. Or [2, N_POSITIONS, V, V]: which
+        of two depends on all tokens before, read by attention. least: logit of what is impossible."""
+        self.law, self._logits = law, law.log().clamp(min=least)
         self.spec = ModelSpec(
             architecture="LlamaForCausalLM",
             n_layers=1,
@@ -279,6 +282,10 @@ class Everything:
         """All that can come."""
         return as_planned(ahead, all_outcomes(ahead, self.n_vocab), budget)
 
+    def fan_out(self, shape: PlanShape) -> Tensor:
+        """As many as there are."""
+        return torch.full((2, shape.lookahead + 1), self.n_vocab)
+
     def learn(self, outcome: Outcome) -> None:
         """Nothing to learn."""
 
@@ -294,14 +301,18 @@ class Seer:
     def plan(self, ahead: Ahead, budget: int) -> Planned:
         """The outcome under way, or the last of those that will not come."""
         assert self.verifier is not None
-        pending = self.verifier.pending
-        facts = zip(pending.slots, pending.n_accepted.tolist(), pending.bonus.tolist(), strict=True)
+        outcome = self.verifier.pending.outcome()
+        facts = zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), outcome.bonus.tolist(), strict=True)
         known = {slot: (k, bonus) for slot, k, bonus in facts}
         rows = []
         for slot, possible in zip(ahead.slots.tolist(), all_outcomes(ahead, self.n_vocab), strict=True):
             others = [one for one in possible if one != known[slot]]
             rows.append([known[slot]] if self.hits else others[-budget:])
         return as_planned(ahead, rows, budget)
+
+    def fan_out(self, shape: PlanShape) -> Tensor:
+        """One."""
+        return torch.ones(2, shape.lookahead + 1, dtype=torch.int64)
 
     def learn(self, outcome: Outcome) -> None:
         """Nothing to learn."""
@@ -323,12 +334,12 @@ def as_planned(ahead: Ahead, rows: Sequence[Sequence[tuple[int, int]]], budget: 
     return Planned(ahead.slots, both[..., 0], both[..., 1])
 
 
-class Watched(EagerVerifier):
+class Watched(Verifier):
     """A verifier whose last verification can be looked at; on a CPU it is decided when it is launched."""
 
-    pending: EagerPending
+    pending: Pending
 
-    def launch(self, batch: Batch, spec: Speculation) -> EagerPending:
+    def launch(self, batch: Batch, spec: Speculation) -> Pending:
         """See Verifier."""
         self.pending = super().launch(batch, spec)
         return self.pending
@@ -337,7 +348,7 @@ class Watched(EagerVerifier):
 class Needed(Inline):
     """Prepares only if somebody can use it: what nobody will read needs no paths."""
 
-    is_late = False
+    n_steps = 10**6  # until the outcome is there
 
     def __init__(self, side: DraftSide, verifier: Watched) -> None:
         super().__init__(side)
@@ -346,16 +357,17 @@ class Needed(Inline):
     def overlap(self) -> None:
         """Prepare, unless no row has more than one token to come after this round."""
         pending = self._verifier.pending
-        rows = zip(pending.batch.sampling, pending.n_accepted.tolist(), strict=True)
+        rows = zip(pending.batch.sampling, pending.outcome().n_accepted.tolist(), strict=True)
         left = [(row.request.params.max_tokens or 0) - row.request.n_output - k - 1 for row, k in rows]
         if max(left) > 1:
-            self.side.prepare(lambda: self.is_late)
+            steps = iter(range(self.n_steps))
+            self.side.prepare(lambda: next(steps, None) is None)
 
 
 class Late(Needed):
-    """The outcome is always there before the draft is done."""
+    """The outcome is always there after the first step of a preparation."""
 
-    is_late = True
+    n_steps = 1
 
 
 @dataclass
@@ -366,7 +378,7 @@ class Setting:
     target: Tensor  # [N_POSITIONS, V, V]
     draft: Tensor
     lookahead: int = 1
-    width: int = 0  # R; 0: no trees
+    width: int = 1  # R
     nodes: int = 0  # N; 0: as many as the lookahead
     budget: int = 2
     n_rows: int = 1
@@ -401,12 +413,12 @@ class Rig:
 def new_rig(setting: Setting) -> Rig:
     """A method as the engine puts it together, but for the models."""
     method, n_vocab = setting.method, setting.target.shape[-1]
-    target, draft = Tabular(setting.target).as_model(), Tabular(setting.draft).as_model()
+    target, draft = Tabular(setting.target).as_model(), Tabular(setting.draft, UNLIKELY).as_model()
     plan = KVPlan(setting.n_pages, setting.page_size, target.spec.kv_bytes_per_token(torch.float64), N_POSITIONS)
     config = new_config(
         n_vocab,
         draft="a table" if method.needs_model else None,
-        planner=method.planner,
+        growth=method.growth,
         fallback=method.fallback,
         verification=method.verification,
         cut=method.cut,
@@ -419,12 +431,9 @@ def new_rig(setting: Setting) -> Rig:
         n_tokens=plan.n_tokens,
         page_size=plan.page_size,
     )
-    side = methods.draft_side(config, draft if method.needs_model else None)
-    if isinstance(side.drafter, ModelDrafter):
-        side.drafter.scores = side.drafter.scores.double()  # a Transformer's logits are float32, a table's are not
-        side.drafter._branches.scores = side.drafter._branches.scores.double()
-    if setting.planner is not None:
-        side.planner = setting.planner(n_vocab)
+    planner = setting.planner(n_vocab) if setting.planner is not None else None
+    with patch.object(methods, "make_planner", lambda *given: planner or make_planner(*given)):
+        side = methods.draft_side(config, draft if method.needs_model else None)
     scheduler = Scheduler(
         PagePool(plan.n_pages, plan.page_size),
         max_length=N_POSITIONS,
@@ -436,9 +445,9 @@ def new_rig(setting: Setting) -> Rig:
     cache = KVCache(plan, target.spec, CPU, torch.float64)
     runner = Runner(target, cache, cpu_attention(cache, target.spec))
     rule = RULES[method.verification](Sampler(n_vocab))
-    verifier = Watched(runner, rule, n_known=n_vocab, page_size=plan.page_size)
-    if isinstance(side.planner, Seer):
-        side.planner.verifier = verifier
+    verifier = Watched(runner, rule, n_known=n_vocab)
+    if isinstance(planner, Seer):
+        planner.verifier = verifier
     link: DraftLink = setting.link(side, verifier) if method.drafts else NullLink()
     return Rig(scheduler, Round(scheduler, verifier, link), side)
 

@@ -70,7 +70,7 @@ def test_noise_used_twice_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the test above could not fail: a bonus drawn with the noise that chose the rejected token."""
     setting = simple([0.5, 0.5, 0.0], [0.3, 0.0, 0.7])
     assert chi_square(setting)[0] < 3
-    monkeypatch.setattr(rng, "derive_seed", lambda seed, index: seed)
+    monkeypatch.setattr(rng, "derive_seeds", lambda seeds, indices: seeds)
     assert chi_square(setting)[0] > 10
 
 

@@ -6,7 +6,6 @@ round. What was prepared is what would have been drafted: the adopted keys and v
 """
 
 import math
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,16 +17,9 @@ import torch
 from torch import Tensor
 
 from saguaro import methods
-from saguaro.attention.branches import BranchAttention, Fork
-from saguaro.attention.native import cpu_attention
-from saguaro.attention.sdpa import kv_indices
-from saguaro.attention.step import Segment, make_step
 from saguaro.config import DraftConfig
-from saguaro.draft.graphed import GraphDrafter
 from saguaro.draft.grow import TreeDrafter
-from saguaro.draft.model import ModelDrafter
 from saguaro.draft.policy import fallback
-from saguaro.draft.rows import DraftRow
 from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.kv.pages import PagePool
@@ -35,17 +27,17 @@ from saguaro.link.inline import Inline
 from saguaro.link.null import NullLink
 from saguaro.methods import METHODS, Method
 from saguaro.model.transformer import Transformer
-from saguaro.round import DraftSide, Round
-from saguaro.runner.runner import Runner, make_runner
-from saguaro.target.graphed import GraphVerifier
+from saguaro.round import DraftSide, Pending, Round
+from saguaro.runner.runner import make_runner
+from saguaro.target.graphed import captured_steps
 from saguaro.target.request import Request
 from saguaro.target.sampler import Sampler
 from saguaro.target.scheduler import Batch, Commit, Scheduler
-from saguaro.target.verifier import EagerVerifier, Pending, Verifier
-from saguaro.types import CACHE, DraftLink, Joined, Outcome, Speculation
+from saguaro.target.verifier import Verifier
+from saguaro.types import DraftLink, Joined, Outcome, Speculation
 from tests.draft.trees import entries
 from tests.round.tabular import RULES, Clock, under
-from tests.target.test_round import CPU, N_KNOWN, SPEC, new_model, new_requests, true_logits, true_output
+from tests.target.test_round import CPU, N_KNOWN, SPEC, new_model, new_requests, true_output
 
 N_REQUESTS = 8
 TREES = [f"{name} trees" for name, method in METHODS.items() if method.trees]  # the same with trees (see variant)
@@ -66,11 +58,8 @@ class Rig:
         commits = self.round.play()
         self.scheduler.pool.check(self.scheduler.tables())
         drafter = self.side.drafter
-        if isinstance(drafter, GraphDrafter):
-            drafter = drafter.eager
-        if isinstance(drafter, ModelDrafter | TreeDrafter):
-            drafter.pool.check(trunk.table for trunk in drafter.trunks.values())
         if isinstance(drafter, TreeDrafter):
+            drafter.pool.check(trunk.table for trunk in drafter.trunks.values())
             for slot in drafter._in_flight:
                 entries(drafter.trees, slot)
         for request in self.scheduler.running:
@@ -89,9 +78,9 @@ class Rig:
 
 
 def variant(name: str) -> tuple[Method, int]:
-    """A method under shared noise, and the width of its trees; 0: it speculates chains."""
+    """A method under shared noise, and the width of its trees; 1: it speculates chains."""
     method, *trees = name.split()
-    return under("shared", method), 2 if trees else 0
+    return under("shared", method), 2 if trees else 1
 
 
 def new_rig(
@@ -99,7 +88,7 @@ def new_rig(
     target: Transformer,
     draft: Transformer,
     *,
-    width: int = 0,  # R; 0: no trees
+    width: int = 1,  # R
     n_more: int = 3,  # nodes of a tree beyond the lookahead
     lookahead: int = 4,
     budget: int = 6,
@@ -112,12 +101,12 @@ def new_rig(
     kernels: Kernels | None = None,
 ) -> Rig:
     """A method as the engine puts it together; whoever reads memory that was never written gets NaN."""
-    nodes = lookahead + n_more if width else lookahead
+    nodes = lookahead + n_more if width > 1 else lookahead
     config = DraftConfig(
         draft="a model" if method.needs_model else None,
         target="a model",
         tokenizer="a model",
-        planner=method.planner,
+        growth=method.growth,
         fallback=method.fallback,
         verification=method.verification,
         cut=method.cut,
@@ -132,11 +121,8 @@ def new_rig(
         page_size=page_size,
     )
     side = methods.draft_side(config, draft if method.needs_model else None, kernels)
-    eager = side.drafter.eager if isinstance(side.drafter, GraphDrafter) else side.drafter
-    if isinstance(eager, ModelDrafter | TreeDrafter):
-        eager.cache.memory.fill_(math.nan)
-    if isinstance(eager, ModelDrafter):
-        eager.attention.own.fill_(math.nan)
+    if isinstance(side.drafter, TreeDrafter):
+        side.drafter.cache.memory.fill_(math.nan)
     plan = KVPlan(n_pages, page_size, SPEC.kv_bytes_per_token(torch.float64), SPEC.max_length)
     cache = KVCache(plan, SPEC, CPU, torch.float64)
     cache.memory.fill_(math.nan)
@@ -149,25 +135,10 @@ def new_rig(
         depth=lookahead if method.drafts else 0,
     )
     rule = RULES[method.verification](Sampler(N_KNOWN, kernels.rank if kernels else None))
-    runner = make_runner(target, cache, kernels, SPEC.max_length)
-    eager_verifier = EagerVerifier(runner, rule, n_known=N_KNOWN, page_size=page_size)
-    verifier: Verifier = eager_verifier
-    if kernels is not None:
-        verifier = captured(eager_verifier, runner, kernels, scheduler, method)
+    sizes = {"max_rows": max_rows, "depth": scheduler.depth, "nodes": scheduler.lookahead, "longest": SPEC.max_length}
+    captured = captured_steps(kernels, cache, n_known=N_KNOWN, **sizes) if kernels else None
+    verifier = Verifier(make_runner(target, cache, kernels, SPEC.max_length, captured), rule, n_known=N_KNOWN)
     return Rig(scheduler, Round(scheduler, verifier, link(side) if method.drafts else NullLink()), side)
-
-
-def captured(
-    eager: EagerVerifier,
-    runner: Runner,
-    kernels: Kernels,
-    scheduler: Scheduler,
-    method: Method,
-) -> GraphVerifier:
-    """As on a GPU, but that nothing is captured here: the same steps, one by one."""
-    sizes = {"max_rows": scheduler.max_rows, "lookahead": scheduler.depth, "nodes": scheduler.lookahead}
-    is_shared = method.verification == "shared"
-    return GraphVerifier(eager, runner, kernels, n_known=N_KNOWN, is_shared=is_shared, longest=SPEC.max_length, **sizes)
 
 
 @pytest.fixture(autouse=True)
@@ -203,7 +174,7 @@ def test_shared_noise_gives_the_true_tokens(
     rig = new_rig(parts, target, draft, width=width, lookahead=lookahead, budget=budget)
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
     if budget > 1:
-        assert bool(rig.sources["cache"]) == (parts.planner != "nothing")
+        assert bool(rig.sources["cache"]) == (parts.prepares)
     assert bool(rig.sources["draft"]) == (parts.fallback in ("draft", "batch", "measured"))
 
 
@@ -214,18 +185,15 @@ def test_captured_steps_give_the_true_tokens(
 ) -> None:
     parts, width = variant(method)
     rig = new_rig(parts, target, draft, width=width, lookahead=lookahead, budget=budget, kernels=plain_kernels())
-    assert isinstance(rig.round.verifier, GraphVerifier)
+    assert rig.round.verifier.runs_ahead
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
-    planner = rig.side.planner
-    is_fixed = parts.cut == 0 and (planner is None or planner.is_fixed)
-    kind = TreeDrafter if width else GraphDrafter
-    assert isinstance(rig.side.drafter, kind) == (parts.needs_model and is_fixed)
+    assert isinstance(rig.side.drafter, TreeDrafter) == parts.needs_model
     if budget > 1:
-        assert bool(rig.sources["cache"]) == (parts.planner != "nothing")
+        assert bool(rig.sources["cache"]) == (parts.prepares)
     assert bool(rig.sources["draft"]) == (parts.fallback in ("draft", "batch", "measured"))
 
 
-@pytest.mark.parametrize("width", [0, 2])
+@pytest.mark.parametrize("width", [1, 2])
 def test_a_launch_ahead_that_fails_loses_nothing(
     width: int, target: Transformer, draft: Transformer, truth: list[list[int]]
 ) -> None:
@@ -255,7 +223,7 @@ def test_a_launch_ahead_that_fails_loses_nothing(
     assert list(outputs.values()) == truth
 
 
-@pytest.mark.parametrize("width", [0, 2])
+@pytest.mark.parametrize("width", [1, 2])
 def test_whoever_leaves_while_a_round_is_in_flight_leaves_the_others_alone(
     width: int, target: Transformer, draft: Transformer, truth: list[list[int]]
 ) -> None:
@@ -359,74 +327,6 @@ def test_rejection_at_temperature_1_is_a_function_of_the_seed(
     assert len({tuple(output[:6]) for output in outputs[0]}) == N_REQUESTS
 
 
-class Compares(Inline):
-    """Before it prepares, compares its drafter with one that reads every text from scratch."""
-
-    new_drafter: Callable[[], ModelDrafter]
-    n_hits = 0
-    n_compared = 0
-
-    def overlap(self) -> None:
-        drafter, rows = self.side.drafter, list(self.side._asked)
-        assert isinstance(drafter, ModelDrafter)
-        hits = [row for row in rows if row.source == CACHE]
-        self.n_hits += len(hits)
-        for hit in hits:
-            assert hit.speculation == self._fresh(hit).propose([hit], len(hit.speculation)).tokens[0]
-        found = drafter.look_ahead(rows)
-        for at, slot in enumerate(found.slots.tolist()):
-            row = self.side.rows.get(slot)
-            assert row is not None
-            fresh = self._fresh(row)
-            n = int(found.length[at]) + 1
-            wanted = fresh.look_ahead([row])
-            assert found.candidates[at, :n].equal(wanted.candidates[0, :n])
-            assert torch.allclose(found.scores[at, :n], wanted.scores[0, :n], atol=1e-4)
-            assert torch.allclose(memory(drafter, row), memory(fresh, row), rtol=0, atol=1e-9)
-            self.n_compared += 1
-        super().overlap()
-
-    def _fresh(self, row: DraftRow) -> ModelDrafter:
-        fresh = self.new_drafter()
-        fresh.is_near = lambda row: True  # type: ignore[method-assign]  # however long the text
-        fresh.admit([row])
-        return fresh
-
-
-def memory(drafter: ModelDrafter, row: DraftRow) -> Tensor:
-    """Keys and values of a row's text and speculation."""
-    length = len(row.text) + len(row.speculation)
-    assert drafter.trunks[row.slot].n_computed >= length
-    slots = kv_indices(drafter.trunks[row.slot].table.pages, length, drafter.cache.page_size)
-    return drafter.cache.memory[:, slots]
-
-
-@pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.planner != "nothing"])
-def test_what_was_adopted_is_what_the_text_gives(
-    method: str, page_size: int, target: Transformer, draft: Transformer
-) -> None:
-    """Tokens, candidates, keys and values are those of a drafter that starts anew, round after round."""
-
-    def rig_of(link: Callable[[DraftSide], DraftLink]) -> Rig:
-        sizes = {"lookahead": 2, "budget": 4, "page_size": page_size, "n_pages": 1000 // page_size, "max_rows": 4}
-        return new_rig(under("shared", method), target, draft, link=link, kernels=None, **sizes)
-
-    rig = rig_of(Compares)
-    link = rig.round.draft
-    assert isinstance(link, Compares)
-
-    def new_drafter() -> ModelDrafter:
-        drafter = rig_of(Inline).side.drafter
-        assert isinstance(drafter, ModelDrafter)
-        return drafter
-
-    link.new_drafter = new_drafter
-    rig.run(new_requests(n=4, max_tokens=16))
-    assert link.n_hits > 0
-    assert link.n_compared > 20
-
-
 @pytest.mark.parametrize("n_tokens", [5, 6, 7, 40, 64, 65, 100])
 def test_a_text_read_in_chunks_has_the_candidates_of_one_read_at_once(
     n_tokens: int, target: Transformer, draft: Transformer
@@ -437,47 +337,17 @@ def test_a_text_read_in_chunks_has_the_candidates_of_one_read_at_once(
     def candidates(is_near: bool) -> tuple[Tensor, Tensor]:
         side = new_rig(under("shared", "ssd"), target, draft, lookahead=2, budget=4).side
         drafter = side.drafter
-        assert isinstance(drafter, ModelDrafter)
+        assert isinstance(drafter, TreeDrafter)
         if is_near:
             drafter.is_near = lambda row: True  # type: ignore[method-assign]
         side.admit([Joined(0, text, n_tokens, seed=7)])
         side.respond(Outcome.nothing(), [0], [0])
         rows = list(side.rows)
         drafter.read(rows, lambda: False)
-        ahead = drafter.look_ahead(rows)
-        return ahead.candidates[:, 0], ahead.scores[:, 0]
+        assert drafter.propose(rows, 2).tokens[0]
+        trees, root = drafter.trees, int(drafter.trees.root[0])
+        return trees.token[0, root].clone(), trees.score[0, root].clone()
 
     found, wanted = candidates(is_near=False), candidates(is_near=True)
     assert found[0].equal(wanted[0])
     assert torch.allclose(found[1], wanted[1], atol=1e-4)
-
-
-@pytest.mark.parametrize("page_size", [1, 4])
-@torch.inference_mode()
-def test_a_branch_sees_its_trunk_up_to_the_fork_and_itself(page_size: int, target: Transformer) -> None:
-    """Three rows on scattered pages, forks at different positions or all at the end; against the text written out."""
-    chance = random.Random(3)
-    n_pages, n_own = 60, 4
-    plan = KVPlan(n_pages, page_size, SPEC.kv_bytes_per_token(torch.float64), SPEC.max_length)
-    cache = KVCache(plan, SPEC, CPU, torch.float64)
-    cache.memory.fill_(math.nan)
-    pages = chance.sample(range(n_pages), n_pages)
-    texts = [[chance.randrange(N_KNOWN) for _ in range(n)] for n in (11, 5, 8)]
-    forks = [[11, 8, 9, 11, 7], [5, 5], [3, 8, 1]]
-    trunks = [sorted(pages[20 * i : 20 * i + 20], reverse=i == 1) for i in range(3)]
-    runner = Runner(target, cache, cpu_attention(cache, target.spec))
-    segments = [Segment(text, 0, trunk, 1) for text, trunk in zip(texts, trunks, strict=True)]
-    runner.forward(make_step(segments, page_size, CPU))
-
-    own = [[chance.randrange(N_KNOWN) for _ in range(n_own)] for row in forks for _ in row]
-    befores = [text[:fork] for text, row in zip(texts, forks, strict=True) for fork in row]
-    attention = BranchAttention(cache, SPEC, n_branches=12, n_own=n_own)
-    attention.own.fill_(math.nan)
-    attention.plan([Fork(trunk, row) for trunk, row in zip(trunks, forks, strict=True)])
-    at = torch.tensor([fork for row in forks for fork in row])
-    for step in range(n_own):
-        attention.advance(step)
-        tokens = torch.tensor([branch[step] for branch in own])
-        logits = target.logits(target(tokens, at + step, attention))
-        for branch, (before, mine) in enumerate(zip(befores, own, strict=True)):
-            assert torch.allclose(logits[branch], true_logits(target, [*before, *mine[: step + 1]]), atol=1e-4)

@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,13 +20,14 @@ from saguaro.algo import sampling
 from saguaro.algo.planning import Ahead, Planned
 from saguaro.config import FALLBACKS
 from saguaro.draft import rows
-from saguaro.draft.model import ModelDrafter
+from saguaro.draft.growth import Growth
 from saguaro.draft.ngram import Ngram
+from saguaro.draft.policy import adaptive
 from saguaro.draft.policy.adaptive import AdaptiveFallback
 from saguaro.draft.policy.fallback import BatchSizeFallback
 from saguaro.draft.random import RandomTokens
-from saguaro.draft.ranking import Ranking, SampledRanker
-from saguaro.draft.rows import DraftRow, GoesOn, Proposal, Wanted, stack_q
+from saguaro.draft.ranking import Draws, Ranked
+from saguaro.draft.rows import DraftRow, Proposal, stack_q
 from saguaro.methods import METHODS
 from saguaro.target import sampler
 from saguaro.target.sampler import Context
@@ -87,9 +90,10 @@ def test_the_tables_are_worth_enumerating() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_the_targets_law(method: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ngram.__init__, "__defaults__", SHORT_RUNS)
-    found = check(Setting(under(rule, method), TARGET, DRAFT, max_tokens=LENGTH))
     parts = METHODS[method]
-    assert bool(found.sources["cache"]) == (parts.planner != "nothing")
+    budget = 1 if rule == "rejection" and parts.growth == "best" else 2  # every node that grows has paths of its own
+    found = check(Setting(under(rule, method), TARGET, DRAFT, budget=budget, max_tokens=LENGTH))
+    assert bool(found.sources["cache"]) == (parts.prepares)
     assert bool(found.sources["draft"]) == (parts.fallback in ("draft", "batch", "measured"))
     if parts.drafts:
         assert found.n_accepted > 0
@@ -127,7 +131,8 @@ def test_every_fallback(fallback: str, rule: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Ngram.__init__, "__defaults__", SHORT_RUNS)
     found = check(Setting(under(rule, "amusd", fallback=fallback), TARGET, DRAFT, max_tokens=LENGTH, budget=1))
     assert found.sources["cache"] > 0
-    assert found.sources["draft" if fallback in ("batch", "measured") else fallback] > 0
+    is_chosen = fallback in ("batch", "batch-random", "measured")
+    assert found.sources["draft" if is_chosen else fallback] > 0
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -148,24 +153,21 @@ def test_whoever_is_worth_the_wait(fallback: str, first: bool, rule: str, monkey
 
 @pytest.mark.parametrize("rule", RULES)
 def test_speculations_of_any_length(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is drafted just in time is as long as pays: none, or one token and then another if that one has a lead."""
+    """What is drafted just in time is as long as pays: none, or one token and then another if that one is likely."""
     decisions: defaultdict[AdaptiveFallback, Iterator[bool]] = defaultdict(lambda: cycle([True, True, False]))
     monkeypatch.setattr(AdaptiveFallback, "_chooses", lambda self, is_worth: next(decisions[self]))
     ends: Counter[bool] = Counter()
 
-    def watch(self: AdaptiveFallback, missed: Sequence[Wanted], rate: float | None) -> GoesOn:
-        def goes_on(leads: Sequence[tuple[DraftRow, float]]) -> bool:
-            ends[leads[0][1] > 0] += 1
-            return leads[0][1] > 0
+    def goes_on(self: object, rows: Sequence[DraftRow], worth: Sequence[float]) -> bool:
+        ends[worth[0] > 0.6] += 1
+        return worth[0] > 0.6
 
-        return goes_on
-
-    monkeypatch.setattr(AdaptiveFallback, "_watch", watch)
+    monkeypatch.setattr(adaptive._Growth, "goes_on", goes_on)
     method = under(rule, "sd" if rule == "rejection" else "ssd-uniform", fallback="measured")
     found = check(Setting(method, TARGET, SURER, 2, max_tokens=LENGTH, budget=1))
     assert found.sources["draft"] > 0
     assert ends[True] > 0
-    assert rule == "shared" or ends[False] > 0
+    assert ends[False] > 0
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -235,13 +237,8 @@ def test_two_rows_that_always_hit(rule: str) -> None:
 
 
 def test_the_q_of_another_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    adopt = ModelDrafter.adopt
-
-    def wrong(self: ModelDrafter, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
-        found = adopt(self, hits)
-        return [(tokens, q) for (tokens, _), (_, q) in zip(found, reversed(found), strict=True)]
-
-    monkeypatch.setattr(ModelDrafter, "adopt", wrong)
+    laws = Growth.laws
+    monkeypatch.setattr(Growth, "laws", lambda self, slot, nodes: laws(self, 1 - slot, nodes))
     assert is_wrong(always_hit("rejection"))
 
 
@@ -309,28 +306,28 @@ def penalised(row: Tensor, text: Text) -> Tensor:
 )
 def test_the_law_that_a_request_asks_for(params: dict[str, object], shape: Shape | None, stop: int, rule: str) -> None:
     target = new_law(5, width=3)
-    method = under(rule, "ssd-uniform", planner="last")
+    method = under(rule, "ssd-uniform", growth="continuation")
     setting = Setting(method, target, draft_of(target, 5, n_sure=3), budget=1, params=params)
     assert check(setting, shape, stop).n_accepted > 0
 
 
-JEALOUS = surer(new_law(2), 2, 0.3)  # here the joint planner's choice depends on the tokens in flight
+JEALOUS = surer(new_law(2), 2, 0.3)  # here what is grown depends on the tokens in flight
 WORRIED = surer(draft_of(JEALOUS, 52, n_sure=LENGTH), 2, 0.4)
 
 
-@pytest.mark.parametrize("fallback", ["empty", "random"])
-def test_noise_that_is_the_same_for_every_draft_is_seen(fallback: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_that_is_the_same_for_every_draft_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is prepared would then depend on the noise of what is drafted after it, and be used only where it is."""
-    method = under("rejection", "ssd", fallback=fallback)
+    method = under("rejection", "ssd", fallback="random")
     setting = Setting(method, JEALOUS, WORRIED, lookahead=2, max_tokens=LENGTH)
     assert check(setting).sources["cache"] > 0
-    monkeypatch.setattr(SampledRanker, "start", lambda self: 1)
+    derive = rng.derive_seeds
+    monkeypatch.setattr(rng, "derive_seeds", lambda seeds, indices: derive(seeds, torch.ones_like(seeds)))
     assert is_wrong(setting)
 
 
 def test_draft_noise_that_is_the_targets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bonus would be drawn with the noise of the token that was rejected."""
-    monkeypatch.setattr(rng, "derive_seed", lambda seed, index: seed)
+    monkeypatch.setattr(rng, "derive_seeds", lambda seeds, indices: seeds)
     assert is_wrong(Setting(under("rejection", "sd"), *WIDE, max_tokens=2))
 
 
@@ -341,22 +338,20 @@ def test_coins_that_are_not_their_own_are_seen() -> None:
     assert is_wrong(Setting(under("rejection", "sd"), *WIDE, max_tokens=2), chance)
 
 
-def told(change: Callable[[SampledRanker, Ranking, Tensor, Sequence[Context]], Tensor]) -> Callable[..., Ranking]:
-    """DrawnGuess's guess, with another q for the target."""
-    guess = SampledRanker.__call__
+def told(change: Callable[[Ranked, Tensor], Tensor]) -> Callable[..., tuple[Ranked, Tensor]]:
+    """What Draws gives, with another q for the target: of the children and the logits."""
+    draw = Draws.__call__
 
-    def wrong(self: SampledRanker, logits: Tensor, places: Sequence[Context], drafts: Sequence[int] | None) -> Ranking:
-        before = logits.clone()
-        found = guess(self, logits, places, drafts)
-        return found if found.q is None else replace(found, q=change(self, found, before, places))
+    def wrong(self: Draws, logits: Tensor, *given: Any) -> tuple[Ranked, Tensor]:
+        ranked, _ = draw(self, logits, *given)
+        return ranked, change(ranked, logits)
 
     return wrong
 
 
 @pytest.mark.parametrize("method", ["sd", "saguaro"])
 def test_saguaro_samples_told_as_plain_ones_are_seen(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = told(lambda self, guess, logits, places: logits.softmax(-1))
-    monkeypatch.setattr(SampledRanker, "__call__", plain)
+    monkeypatch.setattr(Draws, "__call__", told(lambda ranked, logits: logits.softmax(-1)))
     setting = Setting(under("rejection", method), TARGET, DRAFT)
     assert not is_wrong(setting), "with C = 1 it is no mistake"
     assert is_wrong(replace(setting, saguaro_c=0.25))
@@ -364,8 +359,8 @@ def test_saguaro_samples_told_as_plain_ones_are_seen(method: str, monkeypatch: p
 
 def test_a_sample_may_be_told_as_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     """One-hot is true of any token once it is there, so a fallback can always say it."""
-    one_hot = told(lambda self, guess, logits, places: torch.nn.functional.one_hot(guess.token, 3).double())
-    monkeypatch.setattr(SampledRanker, "__call__", one_hot)
+    one_hot = told(lambda ranked, logits: torch.nn.functional.one_hot(ranked[0][:, 0], 3).double())
+    monkeypatch.setattr(Draws, "__call__", one_hot)
     check(Setting(under("rejection", "sd"), TARGET, DRAFT))
 
 
@@ -377,7 +372,7 @@ def test_fallback_tokens_told_as_samples_are_seen(
 
     def wrong(self: RandomTokens | Ngram, missed: Sequence[DraftRow], lookahead: int) -> Proposal:
         found = propose(self, missed, lookahead)  # type: ignore[arg-type]
-        return Proposal(found.tokens, torch.full((len(missed), lookahead, 3), 1 / 3, dtype=torch.float64))
+        return Proposal(found.tokens, [torch.full((lookahead, 3), 1 / 3, dtype=torch.float64) for _ in missed])
 
     monkeypatch.setattr(Ngram.__init__, "__defaults__", SHORT_RUNS)
     fallback = "random" if proposer is RandomTokens else "ngram"
@@ -387,18 +382,17 @@ def test_fallback_tokens_told_as_samples_are_seen(
     assert is_wrong(setting)
 
 
-def test_the_q_of_another_branch_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    adopt = ModelDrafter.adopt
+def test_the_q_of_another_node_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    laws = Growth.laws
 
-    def wrong(self: ModelDrafter, hits: Sequence[tuple[DraftRow, int]]) -> list[tuple[list[int], Tensor | None]]:
-        n_branches = len(self._branches.tokens)
-        return [
-            (tokens, None if q is None else self._branches.q[0][[(branch + 1) % n_branches]])
-            for (tokens, q), (_, branch) in zip(adopt(self, hits), hits, strict=True)
-        ]
+    def wrong(self: Growth, slot: int, nodes: Sequence[int]) -> Tensor | None:
+        others = [(node // self._width + 1) % self.trees.unused * self._width for node in nodes]
+        return laws(self, slot, others)
 
-    monkeypatch.setattr(ModelDrafter, "adopt", wrong)
-    assert is_wrong(Setting(under("rejection", "ssd-uniform"), TARGET, DRAFT))
+    monkeypatch.setattr(Growth, "laws", wrong)
+    setting = Setting(under("rejection", "ssd-uniform"), TARGET, DRAFT)
+    with patch.object(Tensor, "new_empty", lambda self, *shape: self.new_full(shape, 1 / 3)):
+        assert is_wrong(setting)
 
 
 def test_noise_of_a_wrong_position_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ import torch
 from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.rows import Wanted
 from saguaro.target import verifier
-from saguaro.target.verifier import EagerPending, EagerVerifier
+from saguaro.target.rules import Decision
+from saguaro.target.verifier import Verifier
 from saguaro.types import Outcome
 from tests.round.tabular import Found, Setting, draft_of, new_law, surer, under
 from tests.round.test_exact import LENGTH, check, is_wrong
@@ -77,8 +78,9 @@ def test_two_rows_know_nothing_of_each_other(method: str, n_pages: int) -> None:
 def test_nothing_but_misses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees are grown and never used: the root is always new."""
 
-    def miss(self: TreeDrafter, outcome: Outcome, wanted: Sequence[Wanted], is_prepared: bool) -> list[Wanted]:
-        return serve(self, outcome, wanted, False)
+    def miss(self: TreeDrafter, outcome: Outcome, wanted: Sequence[Wanted]) -> list[Wanted]:
+        self._is_prepared = False
+        return serve(self, outcome, wanted)
 
     serve = TreeDrafter.serve
     monkeypatch.setattr(TreeDrafter, "serve", miss)
@@ -108,28 +110,26 @@ def test_trees_by_measurement() -> None:
 
 def test_a_siblings_key_left_behind_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted nodes are not moved behind the text: what lies there may be a sibling's."""
-    monkeypatch.setattr(EagerVerifier, "straighten", lambda self, batch, pending: None)
+    monkeypatch.setattr(Verifier, "straighten", lambda self, batch, decision: None)
     assert is_wrong(setting("sd"))
 
 
 def test_a_wrong_path_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first accepted node is taken for another: its key is moved, and the text has the other token."""
-    decide = EagerVerifier.decide
+    decide = Verifier.decide
 
-    def wrong(self: EagerVerifier, *given: object) -> EagerPending:
-        pending = decide(self, *given)  # type: ignore[arg-type]
-        if pending.path is None or pending.path.shape[1] < 2:
-            return pending
-        path = pending.path.clone()
-        path[:, 0] = torch.where(path[:, 0] > 0, 0, path[:, 0])
-        return replace(pending, path=path)
+    def wrong(self: Verifier, *given: object) -> Decision:
+        n_accepted, bonus, path = decide(self, *given)  # type: ignore[arg-type]
+        if path is not None and path.shape[1] > 1:
+            path[:, 0] = torch.where(path[:, 0] > 0, 0, path[:, 0])
+        return n_accepted, bonus, path
 
-    monkeypatch.setattr(EagerVerifier, "decide", wrong)
+    monkeypatch.setattr(Verifier, "decide", wrong)
     assert is_wrong(setting("sd"))
 
 
 def test_a_tree_seen_as_a_chain_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every node sees the nodes before it, whether they are on its path or not."""
     segment = verifier._segment
-    monkeypatch.setattr(verifier, "_segment", lambda row, drafted, parents: segment(row, drafted, None))
+    monkeypatch.setattr(verifier, "_segment", lambda row, drafted, parents, *given: segment(row, drafted, None, *given))
     assert is_wrong(setting("sd"))

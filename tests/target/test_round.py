@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from saguaro.config import SamplingParams
-from saguaro.draft.model import NoModel
+from saguaro.draft.drafter import NoDrafter
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.policy.fallback import FixedFallback
 from saguaro.draft.policy.prepare import AlwaysPrepare
@@ -31,12 +31,12 @@ from saguaro.model.spec import ModelSpec, Rope
 from saguaro.model.transformer import KVWrite, Transformer
 from saguaro.round import DraftSide, Round
 from saguaro.runner.runner import make_runner
-from saguaro.target.graphed import GraphVerifier
+from saguaro.target.graphed import captured_steps
 from saguaro.target.request import Request
 from saguaro.target.rules import SharedNoise
 from saguaro.target.sampler import Sampler
 from saguaro.target.scheduler import Commit, Scheduler
-from saguaro.target.verifier import EagerVerifier, Verifier
+from saguaro.target.verifier import Verifier
 from saguaro.types import DraftLink, Joined, Outcome, Speculation
 
 CPU = torch.device("cpu")
@@ -108,7 +108,7 @@ def scripted(script: Script, lookahead: int) -> Inline:
 def proposing(proposer: Proposer, lookahead: int) -> Inline:
     """A link to a draft that prepares nothing."""
     return Inline(
-        DraftSide(NoModel(), None, FixedFallback(proposer), AlwaysPrepare(), lookahead=lookahead, n_vocab=N_KNOWN)
+        DraftSide(NoDrafter(), FixedFallback(proposer), AlwaysPrepare(), lookahead=lookahead, n_vocab=N_KNOWN)
     )
 
 
@@ -188,20 +188,11 @@ def new_rig(
     )
     rule = SharedNoise(Sampler(N_KNOWN))
     kernels = plain_kernels() if captured else None
-    runner = make_runner(model, cache, kernels, SPEC.max_length)
-    eager = EagerVerifier(runner, rule, n_known=N_KNOWN, page_size=page_size)
-    verifier: Verifier = eager
+    steps = None
     if captured and kernels:
-        verifier = GraphVerifier(
-            eager,
-            runner,
-            kernels,
-            n_known=N_KNOWN,
-            max_rows=max_rows,
-            lookahead=captured[0],
-            nodes=captured[1],
-            longest=SPEC.max_length,
-        )
+        sizes = {"longest": SPEC.max_length, "max_rows": max_rows, "depth": captured[0], "nodes": captured[1]}
+        steps = captured_steps(kernels, cache, n_known=N_KNOWN, **sizes)
+    verifier = Verifier(make_runner(model, cache, kernels, SPEC.max_length, steps), rule, n_known=N_KNOWN)
     return Rig(scheduler, Round(scheduler, verifier, link or NullLink()))
 
 

@@ -9,10 +9,10 @@ import torch
 from saguaro.algo.tree import nodes_at
 from saguaro.draft.rows import DraftRow, Proposal
 from saguaro.model.transformer import Transformer
-from saguaro.target.graphed import GraphPending, GraphVerifier
+from saguaro.runner.captured import Followed
 from saguaro.target.request import Request
 from saguaro.target.scheduler import Batch
-from saguaro.target.verifier import Pending
+from saguaro.target.verifier import Pending, Verifier
 from saguaro.types import SCRIPT, Outcome, Speculation
 from tests.target.test_round import (
     N_KNOWN,
@@ -141,11 +141,13 @@ class Spy:
     def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         self.of_trees: list[Outcome] = []  # decided within captured steps
         self.n_eager = 0
-        launch = rig.round.verifier.launch
+        verifier = rig.round.verifier
+        assert isinstance(verifier, Verifier)
+        launch = verifier.launch
 
         def spied(batch: Batch, spec: Speculation) -> Pending:
             pending = launch(batch, spec)
-            if isinstance(pending, GraphPending):
+            if isinstance(pending.decided, Followed):
                 outcome = pending.outcome()
                 self._check(spec, outcome)
                 self.of_trees += [outcome] if outcome.path is not None else []
@@ -153,7 +155,7 @@ class Spy:
                 self.n_eager += all(row.samples and row.n_tokens == 1 for row in batch.rows)
             return pending
 
-        monkeypatch.setattr(rig.round.verifier, "launch", spied)
+        monkeypatch.setattr(verifier, "launch", spied)
 
     @staticmethod
     def _check(spec: Speculation, outcome: Outcome) -> None:
@@ -246,7 +248,7 @@ def test_padding_rows_move_nothing(model: Transformer) -> None:
     """Neither when a step is captured, nor beside other rows: page 0, which padding points to, stays as it is."""
     rig = new_rig(model, captured=(3, 5))
     verifier = rig.round.verifier
-    assert isinstance(verifier, GraphVerifier)
+    assert isinstance(verifier, Verifier)
     memory = verifier._runner.cache.memory
     memory.normal_()
     before = memory.clone()

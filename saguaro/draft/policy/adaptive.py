@@ -1,134 +1,32 @@
-"""A fallback that drafts as many tokens as pay, if each takes a separate step.
+"""A fallback that grows a speculation as far as it pays, if each growth step takes time of its own.
 
-After every token it decides whether to draft one more. It does, if
+Before every step it decides whether to take it, and after the last one which nodes are verified:
 
-    P(all so far accepted) x P(the next accepted)  >  current tokens per second x (a step + verifying one more token)
+    a step    P(it adds an accepted token)  >  current tokens per second x (a step + verifying one more token)
+    a node    P(the text runs through it)   >  current tokens per second x verifying one more token
 
-which maximizes tokens per second in the long run. The acceptance probability of a drafted token is learnt from its
-lead; that of a token not drafted yet, from the acceptance rate at its position. If even the first token does not pay,
-misses are left to the backup.
+which maximizes tokens per second in the long run. The probabilities are those of the tree, learnt online. If even the
+first token does not pay, misses are left to the backup.
 
-The decision to stop depends on the tokens before the end, not on later ones. So verified tokens are still distributed
-as q, and rejection stays exact.
+These decisions depend on the tokens before the end, not on later ones. So verified tokens are still distributed as q,
+and rejection stays exact.
 """
 
 import time
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from saguaro.draft.policy.average import Average
 from saguaro.draft.policy.fallback import ASSUMED, EVERY, put_in_flight, send
-from saguaro.draft.rows import DraftRow, DraftRows, GoesOn, GrowthBudget, Proposal, Proposer, Wanted
+from saguaro.draft.rows import DraftRow, DraftRows, GrowthBudget, Proposal, Proposer, Wanted
 from saguaro.types import CACHE, Outcome
 
-LEADS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # bin edges of the lead
 HICCUP = 3  # limit of a verification's time, relative to the mean
 SLOW = 2  # first drafts that are not timed, because they are slow
 TRIES, LEAST_GAP, MOST_GAP = 3, 8, 128  # drafts per trial of the primary, and misses before a trial
 
 now = time.perf_counter
-
-
-class StepwiseProposer(Protocol):
-    """A Proposer that can be stopped after any token."""
-
-    source: int
-
-    def propose(self, rows: Sequence[DraftRow], lookahead: int, goes_on: GoesOn | None = None) -> Proposal:
-        """See Proposer; stops when goes_on returns False."""
-
-
-class AdaptiveFallback:
-    """Uses the primary for as many tokens as pay, or the backup."""
-
-    def __init__(self, primary: StepwiseProposer, backup: Proposer) -> None:
-        self._primary, self._backup = primary, backup
-        self._stands = _Stands()
-        self._by_primary, self._by_backup = Average(), Average()  # accepted tokens per speculation
-        self._draft_s, self._step_s = Average(kept=0.9), Average(kept=0.9)  # of the primary; the first are slow
-        self._verify_s = _Line()  # from a reply to the next outcome, by tokens in flight
-        self._leads: dict[DraftRow, list[float]] = {}  # of the primary's tokens in flight
-        self._answered: float | None = None
-        self._n_decisions = self._n_drafts = 0
-        self._gap = self._n_left = LEAST_GAP  # misses of the backup until the primary is tried again
-
-    def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
-        """See Fallback; sometimes takes the other choice, to keep measuring."""
-        self._leads = {}
-        if missed:
-            rate, is_worth = self._judge(len(missed), n_rows, max(n for _, n in missed))
-            self._n_decisions += 1
-            is_whole = self._n_decisions % (2 * EVERY) == 0
-            if is_whole or self._chooses(is_worth):
-                self._draft(missed, None if is_whole else rate)
-            else:
-                put_in_flight(self._backup, missed)
-        self._answered = now()
-
-    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
-        """See Fallback."""
-        if len(outcome.slots) and self._answered is not None:
-            self._verify_s.add(float(outcome.length.sum()), now() - self._answered)
-        for slot, k in zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), strict=True):
-            row = rows.get(slot)
-            if row is None:
-                continue
-            if row.source in (CACHE, self._primary.source):
-                self._by_primary.add(k)
-                self._stands.learn(k, len(row.speculation), self._leads.get(row, []))
-            elif row.source == self._backup.source or not row.speculation:
-                self._by_backup.add(k)
-
-    def _draft(self, missed: Sequence[Wanted], rate: float | None) -> None:
-        """Draft as many tokens as pay at this rate, tokens per second; None: as many as there is room for."""
-        began = now()
-        rows, room = [row for row, _ in missed], max(n for _, n in missed)
-        proposal = self._primary.propose(rows, room, self._watch(missed, rate))
-        send(proposal, missed, self._primary.source)
-        self._timed(now() - began, max(map(len, proposal.tokens), default=0))
-
-    def _timed(self, seconds: float, n_steps: int) -> None:
-        self._n_drafts += n_steps > 0
-        if n_steps and self._n_drafts > SLOW:
-            self._draft_s.add(seconds)
-            self._step_s.add(seconds / n_steps)
-
-    def _chooses(self, is_worth: bool) -> bool:
-        """Whether the primary drafts: if it pays, always except for rare trials of the backup; otherwise in short
-        trials at growing intervals."""
-        if is_worth:
-            self._gap = self._n_left = LEAST_GAP
-            return self._n_decisions % EVERY != 0
-        self._n_left -= 1
-        if self._n_left <= -TRIES:
-            self._gap = self._n_left = min(2 * self._gap, MOST_GAP)
-        return self._n_left <= 0
-
-    def _judge(self, n_missed: int, n_rows: int, room: int) -> tuple[float, bool]:
-        """Tokens per second, and whether the primary reaches it. Without measurements, assume full acceptance."""
-        if not (self._step_s.n and self._verify_s.n):
-            return 0.0, True
-        stood = _hoped(self._by_primary, room)
-        others = n_rows + (n_rows - n_missed) * stood  # hits were drafted by the primary
-        with_it = (others + n_missed * stood) / (self._verify_s.mean() + self._draft_s.mean(0.0))
-        without = (others + n_missed * self._by_backup.mean(0.0)) / self._verify_s.at(0.0)
-        return max(with_it, without), with_it >= without
-
-    def _watch(self, missed: Sequence[Wanted], rate: float | None) -> GoesOn:
-        """Build the stop rule: whether one more token per row pays at this rate; None: always."""
-        reach = {row: 1.0 for row, _ in missed}  # probability that all its tokens are accepted
-        cost_s = self._step_s.mean(0.0) + len(missed) * self._verify_s.slope()
-
-        def goes_on(leads: Sequence[tuple[DraftRow, float]]) -> bool:
-            for row, lead in leads:
-                self._leads.setdefault(row, []).append(lead)
-                reach[row] *= self._stands.chance(lead)
-            n = max(map(len, self._leads.values()), default=0)
-            return rate is None or sum(reach.values()) * self._stands.next(n) > rate * cost_s
-
-        return goes_on
 
 
 class TreeProposer(Protocol):
@@ -156,48 +54,79 @@ class _Growth:
         return sum(worth) > self.step
 
 
-class AdaptiveGrowth(AdaptiveFallback):
-    """The same for trees: a step is taken, and a node verified, if its probability is worth its time."""
+class AdaptiveFallback:
+    """Uses the primary as far as it pays, or the backup."""
 
     def __init__(self, primary: TreeProposer, backup: Proposer) -> None:
-        super().__init__(primary, backup)  # type: ignore[arg-type]
-        self._trees = primary
+        self._primary, self._backup = primary, backup
+        self._by_primary, self._by_backup = Average(), Average()  # accepted tokens per speculation
+        self._draft_s, self._step_s = Average(kept=0.9), Average(kept=0.9)  # of the primary; the first are slow
+        self._verify_s = _Line()  # from a reply to the next outcome, by tokens in flight
+        self._answered: float | None = None
+        self._n_decisions = self._n_drafts = 0
+        self._gap = self._n_left = LEAST_GAP  # misses of the backup until the primary is tried again
+
+    def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
+        """See Fallback; sometimes takes the other choice, to keep measuring."""
+        if missed:
+            rate, is_worth = self._judge(len(missed), n_rows, max(n for _, n in missed))
+            self._n_decisions += 1
+            is_whole = self._n_decisions % (2 * EVERY) == 0
+            if is_whole or self._chooses(is_worth):
+                self._draft(missed, None if is_whole else rate)
+            else:
+                put_in_flight(self._backup, missed)
+        self._answered = now()
+
+    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
+        """See Fallback."""
+        if len(outcome.slots) and self._answered is not None:
+            self._verify_s.add(float(outcome.length.sum()), now() - self._answered)
+        for slot, k in zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), strict=True):
+            row = rows.get(slot)
+            if row is None:
+                continue
+            if row.source in (CACHE, self._primary.source):
+                self._by_primary.add(k)
+            elif row.source == self._backup.source or not row.speculation:
+                self._by_backup.add(k)
 
     def _draft(self, missed: Sequence[Wanted], rate: float | None) -> None:
+        """Grow as far as pays at this rate, tokens per second; None: as far as there is room for."""
         began = now()
         rows, room = [row for row, _ in missed], max(n for _, n in missed)
         budget = None
         if rate is not None:
             a_node = rate * self._verify_s.slope()
             budget = _Growth(a_node, rate * self._step_s.mean(0.0) + len(missed) * a_node)
-        send(self._trees.propose(rows, room, budget), missed, self._trees.source)
-        self._timed(now() - began, self._trees.n_steps)
+        proposal = self._primary.propose(rows, room, budget)
+        send(proposal, missed, self._primary.source)
+        is_any, seconds = any(proposal.tokens), now() - began
+        self._n_drafts += is_any
+        if is_any and self._n_drafts > SLOW:
+            self._draft_s.add(seconds)
+            self._step_s.add(seconds / self._primary.n_steps)
 
+    def _chooses(self, is_worth: bool) -> bool:
+        """Whether the primary drafts: if it pays, always except for rare trials of the backup; otherwise in short
+        trials at growing intervals."""
+        if is_worth:
+            self._gap = self._n_left = LEAST_GAP
+            return self._n_decisions % EVERY != 0
+        self._n_left -= 1
+        if self._n_left <= -TRIES:
+            self._gap = self._n_left = min(2 * self._gap, MOST_GAP)
+        return self._n_left <= 0
 
-@dataclass
-class _Stands:
-    """How often a token was accepted if all before it were."""
-
-    by_lead: list[Average] = field(default_factory=lambda: [Average() for _ in range(len(LEADS) + 1)])
-    by_position: list[Average] = field(default_factory=list)
-
-    def learn(self, k: int, length: int, leads: Sequence[float]) -> None:
-        """Record k accepted tokens of `length`, with the leads that are known."""
-        self.by_position += [Average() for _ in range(length - len(self.by_position))]
-        for position in range(min(k + 1, length)):
-            self.by_position[position].add(position < k)
-        for position, lead in enumerate(leads[: min(k + 1, length)]):
-            self.by_lead[bisect_right(LEADS, lead)].add(position < k)
-
-    def chance(self, lead: float) -> float:
-        """Acceptance probability at this lead, optimistic if there are few measurements."""
-        return _hoped(self.by_lead[bisect_right(LEADS, lead)], 1.0)
-
-    def next(self, position: int) -> float:
-        """Acceptance probability of a token at this position that is not drafted yet."""
-        if position >= len(self.by_position):
-            return 1.0
-        return _hoped(self.by_position[position], 1.0)
+    def _judge(self, n_missed: int, n_rows: int, room: int) -> tuple[float, bool]:
+        """Tokens per second, and whether the primary reaches it. Without measurements, assume full acceptance."""
+        if not (self._step_s.n and self._verify_s.n):
+            return 0.0, True
+        stood = _hoped(self._by_primary, room)
+        others = n_rows + (n_rows - n_missed) * stood  # hits were drafted by the primary
+        with_it = (others + n_missed * stood) / (self._verify_s.mean() + self._draft_s.mean(0.0))
+        without = (others + n_missed * self._by_backup.mean(0.0)) / self._verify_s.at(0.0)
+        return max(with_it, without), with_it >= without
 
 
 def _hoped(known: Average, most: float) -> float:

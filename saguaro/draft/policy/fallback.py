@@ -165,6 +165,6 @@ def put_in_flight(proposer: Proposer, missed: Sequence[Wanted]) -> None:
 def send(proposal: Proposal, missed: Sequence[Wanted], source: int) -> None:
     """Put a proposal in flight, limited by each row's room."""
     for index, (row, n) in enumerate(missed):
-        q = None if proposal.q is None else proposal.q[index]
+        q = proposal.q[index] if proposal.q else None
         parents = proposal.parents[index] if proposal.parents else None
         row.propose(proposal.tokens[index][:n], source, q, None if parents is None else parents[:n])

@@ -7,27 +7,32 @@ import pytest
 from saguaro.draft.policy import adaptive
 from saguaro.draft.policy.adaptive import TRIES, AdaptiveFallback
 from saguaro.draft.policy.fallback import EVERY
-from saguaro.draft.rows import DraftRow, GoesOn, Proposal
+from saguaro.draft.rows import DraftRow, GrowthBudget, Proposal
 from saguaro.types import CACHE, DRAFT, EMPTY, NGRAM
 from tests.draft.policy.test_fallback import Clock, Counting, K, World
 
 
 class Stepping:
-    """Proposes 1, 2, 3 ... after every text, and takes a step for each, surer of some than of others."""
+    """Proposes 1, 2, 3 ... after every text, and takes a step for each. Knows how likely it is that they stand."""
 
     source = DRAFT
 
-    def __init__(self, clock: Clock, seconds: float, leads: Sequence[float] = (1.2,) * K) -> None:
-        self.clock, self.seconds, self.leads = clock, seconds, leads
+    def __init__(self, clock: Clock, seconds: float, stands: Sequence[int] = (K,)) -> None:
+        self.clock, self.seconds = clock, seconds
+        self.chances = [sum(k > n for k in stands) / len(stands) for n in range(K)]  # that the first n + 1 stand
         self.made: list[int] = []  # tokens of each time
+        self.n_steps = 0
 
-    def propose(self, rows: Sequence[DraftRow], lookahead: int, goes_on: GoesOn | None = None) -> Proposal:
+    def propose(self, rows: Sequence[DraftRow], lookahead: int, budget: GrowthBudget | None = None) -> Proposal:
         for n in range(1, lookahead + 1):
             self.clock.now += self.seconds
-            if goes_on is not None and not goes_on([(row, self.leads[n - 1]) for row in rows]):
+            self.n_steps = n
+            if n < lookahead and budget is not None and not budget.goes_on(rows, [self.chances[n]] * len(rows)):
                 break
-        self.made.append(n)
-        return Proposal([list(range(1, n + 1)) for _ in rows])
+        least = 0.0 if budget is None else budget.least
+        n_worth = sum(chance >= least for chance in self.chances[: self.n_steps])
+        self.made.append(max(1, n_worth))
+        return Proposal([list(range(1, self.made[-1] + 1)) for _ in rows])
 
 
 @pytest.fixture
@@ -39,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def settled(clock: Clock, step_s: float, stands: Sequence[int], n_rows: int = 1, backup: int = 0) -> list[int]:
     """Lengths of what a primary drafts, of whose speculations so many tokens stand in turn: the last EVERY - 1."""
-    primary, other = Stepping(clock, step_s), Counting(clock, NGRAM, n_most=1)
+    primary, other = Stepping(clock, step_s, stands), Counting(clock, NGRAM, n_most=1)
     world = World(clock, AdaptiveFallback(primary, other), n_rows)
     made = []
     for at in range(6 * EVERY):
@@ -100,24 +105,24 @@ def test_nobody_is_asked_where_nothing_was_missed(clock: Clock) -> None:
     assert world.play(room=0) == [EMPTY, EMPTY]
 
 
-def test_a_draft_ends_after_a_token_that_will_hardly_stand(clock: Clock) -> None:
-    """Tokens of a small lead stand once in four times, the others always: the same step pays after these alone."""
+def test_a_draft_ends_before_a_token_that_will_hardly_stand(clock: Clock) -> None:
+    """One token of each draft stands once in eight times, the others always: a step for that one does not pay."""
     primary, other = Stepping(clock, 0.1), Counting(clock, NGRAM, n_most=1)
     world = World(clock, AdaptiveFallback(primary, other))
     weak, lengths = [3, 0, 1, 2], []
     for at in range(400):
         first = weak[at % 4]  # its place in this draft
-        primary.leads = [0.1 if place == first else 5.0 for place in range(K)]
-        world.play(accepted={DRAFT: first if at % 16 >= 4 else K})
+        primary.chances = [1.0 if place < first else 0.125 for place in range(K)]
+        world.play(accepted={DRAFT: first if at % 32 >= 4 else K})
         lengths.append((first, primary.made[-1]))
     late = lengths[-EVERY + 1 :]
-    assert sum(made == first + 1 for first, made in late) >= 0.8 * len(late)
+    assert sum(made == max(1, first) for first, made in late) >= 0.8 * len(late)
 
 
 @pytest.mark.parametrize(("token_s", "length"), [(0.0, 2), (0.4, 1)])
 def test_verifying_more_takes_longer(clock: Clock, token_s: float, length: int) -> None:
     """The first token always stands and the second once in four times: for nothing, that is worth a token more."""
-    primary, other = Stepping(clock, 0.001), Counting(clock, NGRAM, n_most=1)
+    primary, other = Stepping(clock, 0.001, [1, 1, 2, 1]), Counting(clock, NGRAM, n_most=1)
     world = World(clock, AdaptiveFallback(primary, other))
     world.token_s = token_s
     for at in range(6 * EVERY):

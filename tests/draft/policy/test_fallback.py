@@ -61,7 +61,7 @@ class Drawing:
     source = DRAFT
 
     def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
-        q = torch.stack([torch.full((lookahead, 3), float(row.slot)) for row in rows])
+        q = [torch.full((lookahead, 3), float(row.slot)) for row in rows]
         return Proposal([[2] * lookahead for _ in rows], q)
 
 

@@ -1,0 +1,146 @@
+"""Steps in which every row decodes, captured once per batch size together with what follows them on the device.
+
+Rows are left-padded: the text's last token and the speculation fill the last of a row's N + 1 positions
+(attention.paged). The host writes one line of numbers per row and waits once for what was found.
+
+Where there are as many nodes as the depth, rows are chains. Where there are more, they are trees, and chains as trees.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from saguaro.algo.tree import nodes_at
+from saguaro.attention.paged import StepTrees, left_padded, left_padded_trees
+from saguaro.attention.step import Segment, Step
+from saguaro.device.graphs import Graphs, Mirror, Moment, bucket
+from saguaro.kv.memory import KVCache
+from saguaro.kv.tables import PageTables
+
+SLOT, TEXT, LENGTH, FACTS = range(4)  # columns of a row's line; then the facts, the tokens and, of trees, the parents
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a captured step has computed: R rows of N + 1 positions."""
+
+    step: Step
+    trees: StepTrees | None  # None: chains
+    n: Tensor  # [R] int64: speculated tokens; -1: padding row
+    facts: Tensor  # [R, facts] int64: of the segments
+    columns: Tensor  # [N + 1] int64: 0..N
+    logits: Tensor  # [R * (N + 1), V]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A captured step that runs, and what follows it."""
+
+    n_rows: int
+    _found: Mirror  # [rows, n_found] int64
+    _began: Moment
+    _done: Moment
+
+    def wait(self) -> Tensor:  # [R, n_found] int64
+        """Wait for what was found."""
+        self._done.wait()
+        return self._found.host[: self.n_rows].clone()
+
+    def seconds(self) -> float | None:
+        """Device time, available after the wait; None on a CPU."""
+        return self._done.since(self._began)
+
+
+class CapturedSteps:
+    """The captured steps of a model, and their fixed input and output buffers."""
+
+    def __init__(
+        self,
+        follow: Callable[[Computed], Tensor],  # what follows the logits, a function of tensors -> [R, up to n_found]
+        cache: KVCache,
+        *,
+        longest: int,
+        max_rows: int,
+        depth: int,  # D: most tokens of a chain, most depth of a tree
+        nodes: int,  # N: most nodes of a tree; not above the depth: only chains are captured
+        n_facts: int,
+        n_found: int,
+    ) -> None:
+        self._follow, self._page_size, self._longest = follow, cache.page_size, longest
+        self._depth, self._nodes, self._first = depth, max(depth, nodes), FACTS + n_facts  # first column of tokens
+        device, size, n_parents = cache.device, bucket(max_rows), nodes if nodes > depth else 0
+        self._graphs, self._began, self._done = Graphs(device), Moment(device), Moment(device)
+        self._tables = PageTables(max_rows, longest, cache.page_size, device)
+        self._padding = Segment((), -1, (), 0, slot=self._tables.padding_slot, facts=[0] * n_facts)  # no text, no token
+        self._lines = Mirror((size, self._first + self._nodes + 1 + n_parents), torch.int64, device)
+        self._found = Mirror((size, n_found), torch.int64, device)
+        self._starts = torch.arange(size + 1, dtype=torch.int32, device=device)
+        self._columns = torch.arange(self._nodes + 1, device=device)
+        self._logits: dict[int, Tensor] = {}  # by batch size: [rows * (N + 1), V], valid until the next step
+        self._host = self._lines.host.numpy()
+
+    def takes(self, rows: Sequence[Segment], is_followed: bool) -> bool:
+        """Whether there is a step for these rows: one token of text each, and not too many nodes.
+
+        Nodes deeper than the depth are not computed, so their logits must not be used.
+        """
+        n = self._nodes_at(len(rows))
+        if not all(row.n_wanted == len(row.tokens) <= n + 1 for row in rows):
+            return False
+        if n <= self._depth:
+            return all(row.parents is None for row in rows)
+        return is_followed or all(row.depth <= self._depth for row in rows)
+
+    def replay(self, compute: Callable[[Step], Tensor], rows: Sequence[Segment], size: int) -> None:
+        """Launch the step of this batch size for these rows, padded; `compute` gives the logits of all its tokens."""
+        self._tables.write((row.slot, row.pages) for row in rows)
+        n = self._nodes_at(size)
+        lines = [self._line(n, row) for row in rows] + [self._line(n, self._padding)] * (size - len(rows))
+        self._host[:size, : len(lines[0])] = lines
+        self._began.mark()
+        self._lines.send(size)
+        self._graphs.run(size, partial(self._step, compute, size))
+
+    def followed(self, n_rows: int) -> Followed:
+        """What follows the last step, of so many rows."""
+        self._found.fetch(n_rows)
+        self._done.mark()
+        return Followed(n_rows, self._found, self._began, self._done)
+
+    def logits(self, rows: Sequence[Segment]) -> Tensor:  # [L, V]
+        """The logits after each token of the last step's rows."""
+        width = self._nodes_at(len(rows)) + 1
+        wanted = [at for row, one in enumerate(rows) for at in range((row + 1) * width)[-len(one.tokens) :]]
+        logits = self._logits[bucket(len(rows))]
+        return logits.index_select(0, torch.tensor(wanted, device=logits.device))
+
+    def _nodes_at(self, n_rows: int) -> int:
+        """Nodes per row of the step for this batch size; chains only, if not more than the depth."""
+        return nodes_at(n_rows, self._nodes, self._depth)
+
+    def _line(self, n: int, row: Segment) -> list[int]:
+        length = len(row.tokens) - 1
+        line = [row.slot, row.start + 1, length, *row.facts, *[0] * (n - length), *row.tokens]
+        if n > self._depth:
+            parents = range(-1, length - 1) if row.parents is None else row.parents
+            line += [*parents, *[-1] * (n - len(parents))]
+        return line
+
+    def _step(self, compute: Callable[[Step], Tensor], size: int) -> None:
+        """Lay out the lines, compute the logits, and do what follows."""
+        most, first = self._nodes_at(size), self._first
+        lines, starts = self._lines.device[:size], self._starts[: size + 1] * (most + 1)
+        text, n, pages = lines[:, TEXT], lines[:, LENGTH], self._tables.device[lines[:, SLOT]]
+        tokens, parent = lines[:, first : first + most + 1], lines[:, first + most + 1 : first + 2 * most + 1]
+        where = (text, n, pages, starts, self._page_size, self._longest)
+        trees = None
+        if most <= self._depth:
+            step = left_padded(tokens, *where)
+        else:
+            step, trees = left_padded_trees(tokens, parent, *where, self._depth)
+        logits = self._logits[size] = compute(step)
+        found = self._follow(Computed(step, trees, n, lines[:, FACTS:first], self._columns[: most + 1], logits))
+        self._found.device[:size, : found.shape[1]] = found
