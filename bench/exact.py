@@ -1,6 +1,6 @@
 """Check that every method gives the target's own tokens: real model, single requests, batches, preemption, draft kills.
 
-python -m bench.exact --prompts DATA/*.jsonl --methods sd,ngram,amusd,pearl,specbranch,ssd-uniform,ssd
+python -m bench.exact --prompts DATA/*.jsonl --methods sd,ngram,amusd,pearl,specbranch,ssd-uniform,swiftspec,ssd
 python -m bench.exact --prompts DATA/*.jsonl --methods ssd --batches 4 --kills 50
 
 Every run is compared with `ar` on the same prompts, seeds and temperature, prompt by prompt; any difference is counted,
@@ -25,6 +25,7 @@ from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
 from saguaro.link.process import Process, Timeouts
 from saguaro.measure.metrics import Summary
+from saguaro.method import find_method
 from saguaro.model.default import DRAFT
 
 
@@ -32,7 +33,7 @@ from saguaro.model.default import DRAFT
 class Args:
     """What to compare."""
 
-    methods: str = "sd,ngram,amusd,pearl,specbranch,ssd-uniform,ssd"
+    methods: str = "sd,ngram,amusd,pearl,specbranch,ssd-uniform,swiftspec,ssd"
     draft: str = str(DRAFT)
     prompts: tuple[Path, ...] = ()
     """JSONL files; without any, our own prompts."""
@@ -42,6 +43,10 @@ class Args:
     batches: tuple[int, ...] = (1, 8)
     lookahead: int = 4
     budget: int = 8
+    nodes: int | None = None
+    """Trees of so many nodes, with the methods that speculate trees; by default chains on a CPU."""
+    width: int | None = None
+    """Nodes expanded per step of a draft."""
     link: str = "auto"
     kv_memory: str = "auto"
     """Little enough, and requests are preempted; how often is reported."""
@@ -70,6 +75,7 @@ def main(args: Args) -> int:
         ]
         wanted = outputs(plain, prompts, params, 1)
         for method in args.methods.split(","):
+            trees = {"nodes": args.nodes, "width": args.width} if find_method(method).is_tree else {}
             for batch in args.batches:
                 with plain.sibling(
                     method=method,
@@ -78,6 +84,7 @@ def main(args: Args) -> int:
                     prepare=args.prepare,
                     link=args.link,
                     kv_memory=args.kv_memory,
+                    **trees,
                 ) as llm:
                     n_differ += compare(llm, plain, prompts, params, wanted, batch, args.kills)
     print(f"{n_differ} outputs differ")
