@@ -167,7 +167,7 @@ class Calls:
         self.q = bench.randn(case.n_rows * case.n, model.n_heads, model.d)
         ends = torch.full((case.n_rows,), case.length, dtype=torch.int32, device=bench.device)
         starts = torch.arange(case.n_rows + 1, dtype=torch.int32, device=bench.device) * case.n
-        self._rest = (pages, starts, ends, PAGE_SIZE, case.n, case.longest)
+        self._rest = (pages, starts, ends, PAGE_SIZE, case.n, case.longest, model.d**-0.5)
         self._arrived = bench.arrived
 
     def of(self, config: Config, **kwargs: Any) -> list[Callable[[], Tensor]]:

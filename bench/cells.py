@@ -17,7 +17,7 @@ def settings_of(cell: str) -> dict[str, Any]:
     numbers = [int(size) for size in sizes]
     lookahead, budget = (*numbers[:2], *(4, 8)[len(numbers) :])
     settings: dict[str, Any] = {"method": method, "lookahead": lookahead, "budget": budget}
-    if find_method(method).is_tree:
+    if find_method(method).trees:
         nodes, width = (*numbers[2:], *(lookahead, 1)[len(numbers[2:]) :])
         settings |= {"nodes": nodes, "width": width}
     return settings

@@ -75,7 +75,7 @@ def main(args: Args) -> int:
         ]
         wanted = outputs(plain, prompts, params, 1)
         for method in args.methods.split(","):
-            trees = {"nodes": args.nodes, "width": args.width} if find_method(method).is_tree else {}
+            trees = {"nodes": args.nodes, "width": args.width} if find_method(method).trees else {}
             for batch in args.batches:
                 with plain.sibling(
                     method=method,

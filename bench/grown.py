@@ -38,7 +38,9 @@ from saguaro.errors import ConfigError
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.llm import default_cache
 from saguaro.model.default import fetch_default
+from saguaro.model.linear import Linear
 from saguaro.model.load import load, locate
+from saguaro.model.mlp import MLP
 from saguaro.model.spec import ModelSpec
 from saguaro.model.tokenizer import load_tokenizer
 from saguaro.model.transformer import Layer, Transformer
@@ -272,10 +274,10 @@ class _Growth:
 
     def fill(self, draw: _Draw) -> None:
         """Fill norms, and the weights that read the residual stream with noise."""
-        _grow_norm(self.layer.norm1.data, self.like.norm1.data)
-        _grow_norm(self.layer.norm2.data, self.like.norm2.data)
-        draw.fill(self.layer.qkv.data)
-        draw.fill(self.layer.gate_up.data)
+        _grow_norm(self.layer.attention_norm.weight.data, self.like.attention_norm.weight.data)
+        _grow_norm(self.layer.mlp_norm.weight.data, self.like.mlp_norm.weight.data)
+        draw.fill(self.layer.attention.qkv.matrix.data)
+        draw.fill(_mlp(self.layer).gate_up.matrix.data)
         for weight, like in zip(_readers(self.layer, self.spec), _readers(self.like, self.source), strict=True):
             weight.mul_(_rms(like))
 
@@ -283,9 +285,9 @@ class _Growth:
         """Copy the source's heads and neurons over the noise."""
         step, n = self.ratio, self.source.intermediate
         q, k, v, gate, up = _readers(self.layer, self.spec)
-        out = self.layer.out.data.unflatten(0, (self.spec.n_heads, -1))  # [H, d, D]
+        out = self.layer.attention.out.matrix.data.unflatten(0, (self.spec.n_heads, -1))  # [H, d, D]
         like_q, like_k, like_v, like_gate, like_up = _readers(self.like, self.source)
-        like_out = self.like.out.data.unflatten(0, (self.source.n_heads, -1))
+        like_out = self.like.attention.out.matrix.data.unflatten(0, (self.source.n_heads, -1))
         for place in self.places:
             _embed(k[:, place.to], like_k[:, place.kv], (1, step))
             _embed(v[:, place.to], like_v[:, place.kv], (1, step))
@@ -295,7 +297,7 @@ class _Growth:
                 _embed(out[to], like_out[query], (step, 1))
         _embed(gate[:, :n], like_gate)
         _embed(up[:, :n], like_up)
-        _embed(self.layer.down.data[:n], self.like.down.data)
+        _embed(_mlp(self.layer).down.matrix.data[:n], _mlp(self.like).down.matrix.data)
 
     def noise(self, draw: _Draw, *, is_real: bool) -> list[Noise]:
         """The noise that writes to the residual stream: rows of whole heads, and of neurons."""
@@ -304,12 +306,13 @@ class _Growth:
         rows = [(start * self.spec.head_dim, stop * self.spec.head_dim) for start, stop in runs(heads)]
         neurons = [(self.source.intermediate if is_real else 0, self.spec.intermediate)]
         return [
-            *self._writers(self.layer.out.data, self.like.out.data, rows, draw),
-            *self._writers(self.layer.down.data, self.like.down.data, neurons, draw),
+            *self._writers(self.layer.attention.out, self.like.attention.out, rows, draw),
+            *self._writers(_mlp(self.layer).down, _mlp(self.like).down, neurons, draw),
         ]
 
-    def _writers(self, weight: Tensor, like: Tensor, rows: list[tuple[int, int]], draw: _Draw) -> Iterator[Noise]:
+    def _writers(self, linear: Linear, source: Linear, rows: list[tuple[int, int]], draw: _Draw) -> Iterator[Noise]:
         """Noise for these rows of an output projection, of the same total output size as the source's rows."""
+        weight, like = linear.matrix.data, source.matrix.data
         n_rows = sum(stop - start for start, stop in rows)
         if n_rows == 0:
             return
@@ -325,9 +328,10 @@ class _Growth:
 def _fill_ends(model: Transformer, source: Transformer, draw: _Draw) -> None:
     """Embedding, head and last norm; rows of unknown tokens are noise of half the size."""
     n = source.spec.n_vocab
-    _grow_norm(model.norm.data, source.norm.data)
-    draw.fill(model.head.data, _rms(source.head.data) / 2)
-    _embed(model.head.data[:, :n], source.head.data)
+    _grow_norm(model.norm.weight.data, source.norm.weight.data)
+    head, small = model.head.matrix.data, source.head.matrix.data
+    draw.fill(head, _rms(small) / 2)
+    _embed(head[:, :n], small)
     if not model.is_tied:
         draw.fill(model.embedding.data[n:], _rms(source.embedding.data) / 2)
         _embed(model.embedding.data[:n], source.embedding.data)
@@ -351,8 +355,13 @@ def _grow_norm(weight: Tensor, small: Tensor) -> None:  # [D], [d]
 def _readers(layer: Layer, spec: ModelSpec) -> list[Tensor]:
     """Views of the weights that read the residual stream: q, k and v [D, heads, d], gate and up [D, neurons]."""
     widths = [n * spec.head_dim for n in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)]
-    heads = [part.unflatten(1, (-1, spec.head_dim)) for part in layer.qkv.data.split(widths, 1)]
-    return [*heads, *layer.gate_up.data.chunk(2, 1)]
+    heads = [part.unflatten(1, (-1, spec.head_dim)) for part in layer.attention.qkv.matrix.data.split(widths, 1)]
+    return [*heads, *_mlp(layer).gate_up.matrix.data.chunk(2, 1)]
+
+
+def _mlp(layer: Layer) -> MLP:
+    assert isinstance(layer.mlp, MLP)
+    return layer.mlp
 
 
 def _rms(weight: Tensor) -> float:

@@ -36,7 +36,9 @@ from saguaro.kernels import launch, linear, rotary
 from saguaro.kernels.attention import attend, counters
 from saguaro.kernels.linear import Config, TritonProducts
 from saguaro.kernels.short import Short
-from saguaro.model.transformer import TORCH, KVWrite, Products, QKNormRope, Residual
+from saguaro.model.linear import Linear
+from saguaro.model.norm import Norm
+from saguaro.model.products import COMPOSED, KVWrite, Products, QKNormRope, Residual
 
 DTYPE = torch.bfloat16
 ROWS = (1, 7, 16, 32, 64, 224)
@@ -197,7 +199,7 @@ class Inputs:
         n_rows, n_in = self.x.shape
         squares = self.x.float().square().view(n_rows, n_in // SQUARES, SQUARES).sum(2)
         scaled = (self.x.float() * self.norm.float()).to(DTYPE)
-        return Residual(self.x, linear.Scaled(scaled, squares, EPS))
+        return Residual(self.x, Norm(self.norm, EPS), linear.Scaled(scaled, squares, EPS))
 
 
 def inputs(shape: Shape, n_rows: int, device: torch.device) -> Inputs:
@@ -211,17 +213,17 @@ def inputs(shape: Shape, n_rows: int, device: torch.device) -> Inputs:
 def apply(shape: Shape, given: Inputs, read: Residual, weight: Tensor, by: Products) -> Tensor:
     """One product that reads or writes the residual stream."""
     if shape.kind == "write":
-        old = Residual(given.old, None)
-        return by.write(old, given.x.to(weight.dtype), weight, None, given.next_norm, EPS).x
+        norm = Norm(given.next_norm, EPS)
+        return by.write(Residual(given.old, norm), given.x.to(weight.dtype), Linear(weight), norm).x
     if shape.kind == "gated":
-        return by.read_gated(read, weight, None)
-    return by.read(read, weight, None, torch.float32 if shape.is_wide else weight.dtype)
+        return by.read_gated(read, Linear(weight))
+    return by.read(read, Linear(weight), torch.float32 if shape.is_wide else weight.dtype)
 
 
 def exact(shape: Shape, given: Inputs, weight: Tensor) -> Tensor:
     """The product in float32."""
     wide = Inputs(given.x.float(), given.norm.float(), given.old.float(), given.next_norm.float())
-    return apply(shape, wide, TORCH.begin(wide.x, wide.norm, EPS), weight.float(), TORCH)
+    return apply(shape, wide, COMPOSED.begin(wide.x, Norm(wide.norm, EPS)), weight.float(), COMPOSED)
 
 
 def cut_as(cut: Config | Short, device: torch.device) -> TritonProducts:
@@ -231,7 +233,7 @@ def cut_as(cut: Config | Short, device: torch.device) -> TritonProducts:
 
 def candidates(shape: Shape) -> list[Config | Short]:
     """Configurations to try: the one in use, that of the loop kernel, and others."""
-    weight = (shape.n_in, shape.n_out, DTYPE)
+    weight = (shape.n_in, shape.n_out, DTYPE, torch.cuda.get_device_properties("cuda").multi_processor_count)
     found: list[Config | Short] = [linear.choose(*weight), linear.config(*weight)]
     for block_n, block_k, warps, stages in TILES:
         n_tiles, n_blocks = math.ceil(shape.n_out / block_n), math.ceil(shape.n_in / block_k)
@@ -348,7 +350,7 @@ def _row(shape: Shape, name: str, us: list[float], remark: str = "") -> None:
 # Layers, one after the other
 
 
-Choose = Callable[[int, int, torch.dtype], Config | Short]
+Choose = Callable[[int, int, torch.dtype, int], Config | Short]
 
 
 @dataclass(frozen=True)
@@ -378,7 +380,11 @@ def launched(way: Way) -> AbstractContextManager[object]:
 
 def products_of(way: Way, device: torch.device) -> Products:
     """The products of a way."""
-    return TORCH if way.choose is None else TritonProducts(device, way.choose)
+    choose = way.choose
+    if choose is None:
+        return COMPOSED
+    n = torch.cuda.get_device_properties(device).multi_processor_count
+    return TritonProducts(device, lambda n_in, n_out, dtype: choose(n_in, n_out, dtype, n))
 
 
 @dataclass(frozen=True)
@@ -417,27 +423,29 @@ class Chain:
         self.memory = torch.randn(n_layers, n_keys, 2 * n_kv, self.d, device=device).to(DTYPE)
         self.pages = torch.arange(CHAIN_LENGTH // PAGE_SIZE, device=device).int()[None]
         self.arrived = counters(device)
-        self.norm = torch.rand(n_hidden, device=device).to(DTYPE) + 0.5
+        self.norm = Norm(torch.rand(n_hidden, device=device).to(DTYPE) + 0.5, EPS)
         self.rows, self.angles = (torch.randn(64, n, device=device).to(DTYPE) for n in (n_hidden, self.d))
 
-    def _weight(self, shape: Shape) -> Tensor:
-        return torch.empty(shape.n_out, shape.n_in, dtype=DTYPE, device=self.device).normal_(std=0.02).t()
+    def _weight(self, shape: Shape) -> Linear:
+        return Linear(torch.empty(shape.n_out, shape.n_in, dtype=DTYPE, device=self.device).normal_(std=0.02).t())
 
     def layer_bytes(self) -> int:
         """Bytes of weights and keys that a layer reads."""
-        return 2 * (sum(weight.numel() for weight in self.layers[0].values()) + self.memory[0, :CHAIN_LENGTH].numel())
+        return 2 * (
+            sum(linear.matrix.numel() for linear in self.layers[0].values()) + self.memory[0, :CHAIN_LENGTH].numel()
+        )
 
     def run(self, step: Step, by: Products, has_head: bool = True) -> Tensor:
         """The logits of a step, or without the head the residual stream."""
-        stream = by.begin(self.rows[: step.n], self.norm, EPS)
+        stream = by.begin(self.rows[: step.n], self.norm)
         for index, layer in enumerate(self.layers):
             angles = self.angles[: step.n]
-            turn = QKNormRope(self.n_heads, None, None, EPS, angles, angles)
-            q = by.read_heads(stream, layer["qkv"], None, turn, KVWrite(self.memory[index], step.kv_index))
-            stream = by.write(stream, self._attend(index, q, step), layer["out"], None, self.norm, EPS)
-            gated = by.read_gated(stream, layer["gate_up"], None)
-            stream = by.write(stream, gated, layer["down"], None, self.norm, EPS)
-        return by.read(stream, self.head, None, torch.float32) if has_head else stream.x
+            turn = QKNormRope(self.n_heads, None, None, angles, angles)
+            q = by.read_heads(stream, layer["qkv"], turn, KVWrite(self.memory[index], step.kv_index))
+            stream = by.write(stream, self._attend(index, q, step), layer["out"], self.norm)
+            gated = by.read_gated(stream, layer["gate_up"])
+            stream = by.write(stream, gated, layer["down"], self.norm)
+        return by.read(stream, self.head, torch.float32) if has_head else stream.x
 
     def _attend(self, index: int, q: Tensor, step: Step) -> Tensor:
         return attend(
@@ -449,6 +457,7 @@ class Chain:
             PAGE_SIZE,
             step.n,
             CHAIN_LENGTH + OWN,
+            self.d**-0.5,
             nodes=step.nodes,
             arrived=self.arrived,
         )

@@ -17,8 +17,8 @@ from saguaro.distill.corpus import Corpus
 from saguaro.llm import default_cache
 from saguaro.measure.prompts import read_prompt_file
 from saguaro.model.default import fetch_default
+from saguaro.model.hf_config import read_spec
 from saguaro.model.load import locate
-from saguaro.model.spec import read_spec
 from saguaro.model.tokenizer import load_tokenizer
 
 

@@ -48,17 +48,18 @@ from bench.workloads import read_prompts
 from saguaro.config import EngineConfig
 from saguaro.device.graphs import BUCKETS, bucket
 from saguaro.engine.advice import check_machine
-from saguaro.engine.assembly import find_device, find_dtype
+from saguaro.engine.assembly import find_device
 from saguaro.engine.engine import Engine
 from saguaro.errors import ConfigError, SaguaroError
-from saguaro.kernels.ready import computed_in, packs, ready
+from saguaro.kernels.formats import computed_in, find_format, packs, ready
 from saguaro.link.inline import Inline
 from saguaro.link.process import Process
 from saguaro.llm import default_cache
 from saguaro.method import find_method
 from saguaro.model.default import DRAFT, fetch_default
+from saguaro.model.hf_config import read_spec
 from saguaro.model.load import Loaded, load
-from saguaro.model.spec import ModelSpec, read_spec
+from saguaro.model.spec import ModelSpec
 from saguaro.model.tokenizer import Tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
 from saguaro.types import RoundEvent
@@ -142,7 +143,7 @@ class Models:
 
     folder: Path  # of SmolLM2
     device: torch.device
-    dtype: torch.dtype
+    dtype: str
 
     def spec(self, name: str) -> ModelSpec:
         """The spec of a shape or of SmolLM2."""
@@ -227,7 +228,7 @@ def prepare(args: Args) -> Replay:
     """Record the target, or load its recording; then build the draft."""
     device = find_device("device", args.device)
     check_machine(device, lambda *_: None)
-    dtype = find_dtype(EngineConfig(device=args.device, dtype=args.dtype), device)
+    dtype = find_format(args.dtype, device)
     folder = fetch_default(default_cache())
     models = Models(folder, device, dtype)
     spec = models.spec(args.target)
@@ -251,7 +252,7 @@ def make_recording(models: Models, words: Tokenizer, prompts: list[list[int]], a
     """Run the real target alone. Its memory is free afterwards."""
     model = models.build(args.target, args.epsilon)
     config = EngineConfig(
-        method="ar", device=str(models.device), dtype=_name(models.dtype), max_batch_rows=RECORDED_ROWS,
+        method="ar", device=str(models.device), dtype=models.dtype, max_batch_rows=RECORDED_ROWS,
         max_batch_tokens=MAX_LENGTH, **_memory(model.spec, model.dtype, RECORDED_ROWS),
     )  # fmt: skip
     with _released():
@@ -328,7 +329,7 @@ def build(replay: Replay, cell: str, times: StepTimes, batch: int, args: Args) -
         prepare=args.prepare,
         link=args.link,
         device=str(target.model.device),
-        dtype=_name(target.model.weight_dtype),
+        dtype=target.model.format,
         max_batch_rows=batch,
         max_batch_tokens=MAX_LENGTH,
     )
@@ -337,7 +338,7 @@ def build(replay: Replay, cell: str, times: StepTimes, batch: int, args: Args) -
     link = engine.round.draft
     if target.model.device.type == "cuda" and isinstance(link, Inline):
         for size in reversed([size for size in BUCKETS if size <= bucket(batch)]):  # as an engine with its own target
-            link.side.warm(size)
+            link.warm(size)
     return engine
 
 
@@ -405,7 +406,7 @@ def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _source(models: Models, args: Args) -> Source:
     is_grown, is_cuda = args.target in SHAPES, models.device.type == "cuda"
     where = torch.cuda.get_device_name(models.device) if is_cuda else str(models.device)
-    return Source(args.target, args.epsilon if is_grown else None, _name(models.dtype), where)
+    return Source(args.target, args.epsilon if is_grown else None, models.dtype, where)
 
 
 def _memory(spec: ModelSpec, dtype: torch.dtype, rows: int) -> dict[str, Any]:
@@ -421,10 +422,6 @@ def _released() -> Iterator[None]:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -137,10 +137,8 @@ def wait_until(moment: float) -> None:
         time.sleep(max(0.0, left - SPIN_S))
 
 
-def without_weights(
-    spec: ModelSpec, device: torch.device, dtype: torch.dtype, weight_dtype: torch.dtype
-) -> Transformer:
+def without_weights(spec: ModelSpec, device: torch.device, dtype: torch.dtype, name: str) -> Transformer:
     """A model that can be described but not run: it says it is on this device, and its weights have no memory."""
     model = Transformer(spec, torch.device("meta"), dtype)
-    model.device, model.weight_dtype = device, weight_dtype
+    model.device, model.format = device, name
     return model

@@ -274,7 +274,6 @@ class EngineConfig:
         if self.dtype == "float":
             object.__setattr__(self, "dtype", "float32")
         _check_types(self)
-        _check_dtype(self.dtype)
         choices = {"prepare": PREPARES, "fallback": FALLBACKS, "verification": VERIFICATIONS, "link": LINKS}
         for name, known in choices.items():
             value = getattr(self, name)
@@ -503,15 +502,6 @@ def _from_1_to(most: int) -> str:
 def _is_automatic(value: object) -> bool:
     """Whether this is one of vLLM's values for an automatic length."""
     return value == "auto" or (value == -1 and not isinstance(value, bool))
-
-
-def _check_dtype(dtype: str) -> None:
-    if dtype in ("half", "float16"):
-        raise ConfigError(
-            f"dtype is {dtype!r}; there are no kernels for float16: use bfloat16, of the same size, float32 or auto"
-        )
-    kinds = ("auto", "float32", "bfloat16", "int8")
-    _check("dtype", dtype, dtype in kinds, f"one of {', '.join(kinds)}")
 
 
 def _check_types(config: object) -> None:

@@ -22,13 +22,8 @@ class Method:
     fallback: str  # what drafts on a miss: a name in FALLBACKS
     verification: str = "shared"
     prepare: str = "always"  # or measured: prepare only if measurements show a gain
-    trees: bool = False  # speculate trees, under shared noise
+    trees: bool = False  # may speculate trees
     cut: float = 0.0  # end a speculation before the first token less likely than this; 0: never
-
-    @property
-    def is_tree(self) -> bool:
-        """Whether it may speculate trees."""
-        return self.trees and self.verification == "shared"
 
     @property
     def drafts(self) -> bool:

@@ -71,7 +71,8 @@ def draft_shape(config: DraftConfig) -> Shape:
 def _tree_drafter(config: DraftConfig, model: Transformer, kernels: Kernels | None) -> TreeDrafter:
     draws = None
     if config.verification == "rejection":
-        draws = Draws(config.saguaro_c, config.generation, model.device)
+        n = 1 if draft_shape(config).is_chain else draft_shape(config).n_children
+        draws = Draws(config.saguaro_c, config.generation, model.device, n=n, kernels=kernels)
     return TreeDrafter(
         model,
         _kv(config, model),

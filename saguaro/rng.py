@@ -7,7 +7,8 @@ method, the device or earlier calls. It is Philox4x32-10, so the bits are the sa
     counter = (token // 4, position, 0, DOMAIN)      one block covers four consecutive tokens
     lane    = token % 4
 
-The uniform numbers are a function of (request seed, position), with their own DOMAIN.
+The uniform numbers are a function of (request seed, position, number), with their own DOMAIN and the number as the
+counter's first word.
 """
 
 import secrets
@@ -99,13 +100,13 @@ def gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     return _to_gumbel(lanes.gather(-1, (tokens & 3)[..., None])[..., 0])
 
 
-def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """One number per position, uniform in (0, 1): seeds and positions are [P] int64 -> [P] float64.
+def uniform(seeds: Tensor, positions: Tensor, numbers: Tensor) -> Tensor:
+    """Numbers uniform in (0, 1), any of them at a position: all arguments are [P] int64 -> [P] float64.
 
-    >>> bool((uniform(torch.tensor([5, 5]), torch.tensor([9, 10])) < 1).all())
+    >>> bool((uniform(torch.tensor([5, 5]), torch.tensor([9, 9]), torch.tensor([0, 1])) < 1).all())
     True
     """
-    lanes = _lanes(seeds, positions, torch.zeros_like(positions), COIN_DOMAIN)
+    lanes = _lanes(seeds, positions, numbers, COIN_DOMAIN)
     return (lanes[..., 0].double() + 0.5) * 2.0**-32
 
 

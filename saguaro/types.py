@@ -36,7 +36,7 @@ class Speculation:
     tokens: Tensor  # [B, N] int64; padded with 0
     length: Tensor  # [B] int64, 0 <= length <= N
     source: Tensor  # [B] int64: index into SOURCES
-    q: Tensor | None = None  # [B, N, V] the distribution of each token; None: no token was sampled, every q is one-hot
+    q: Tensor | None = None  # [B, F, V] what each family (algo/tree.py) was drawn from; zero, or None: it was not drawn
     times: DraftTimes | None = None
     parent: Tensor | None = None  # [B, N] int64: of each node, -1 for the root; None: chains
 

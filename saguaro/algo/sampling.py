@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from saguaro import rng
+from saguaro.algo import tree
 
 NEVER = float("-inf")
 REMOVED = 8.0  # subtracted by `rank` from the score of tokens that a rule removes
@@ -137,17 +138,43 @@ def pick(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:  # [R, V],
     True
     """
     if scores.device.type == "cpu":
-        return _pick_pruned(scores, seeds, positions)
+        return _noisy_pruned(scores, seeds, positions, 1).argmax(-1)
     return (scores + rng.gumbel_all(seeds, positions, scores.shape[1])).argmax(-1)
 
 
-def flip(chance: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:  # [P], [P], [P] -> [P] bool
-    """True with this probability, a function of (seed, position) only.
+def stand(chance: Tensor, parent: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:  # [B, N] twice, [B] twice
+    """True with these probabilities, for the nodes of trees (algo/tree.py) whose roots are before these positions.
 
-    >>> flip(torch.tensor([0.0, 1.0]), torch.tensor([1, 1]), torch.tensor([2, 3]))
-    tensor([False,  True])
+    The coin of a node is a function of (seed, position, rank among its siblings). Nodes of one position and rank share
+    a coin: no walk from the root down passes two of them.
+
+    >>> parent = torch.tensor([[-1, -1, 1]])
+    >>> stand(torch.tensor([[0.0, 1.0, 1.0]]), parent, torch.tensor([1]), torch.tensor([2]))
+    tensor([[False,  True,  True]])
     """
-    return rng.uniform(seeds, positions) < chance
+    _, depth = tree.paths_of(parent, parent.shape[1])
+    _, rank = tree.siblings(parent)
+    at = positions[:, None] + depth - 1
+    coins = rng.uniform(seeds[:, None].expand_as(at).flatten(), at.flatten(), rank.flatten())
+    return coins.view_as(chance) < chance
+
+
+def draw(q: Tensor, seeds: Tensor, positions: Tensor, n: int) -> tuple[Tensor, Tensor]:  # [R, V], [R], [R] -> [R, n]
+    """n tokens of q drawn without replacement, in the order of the draws, and which of them are tokens of q.
+
+    The best of log q plus noise is a sample of q, the next one a sample of q without it, and so on. If q has fewer than
+    n tokens, the last are none of them.
+
+    >>> draw(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([1]), torch.tensor([2]), 2)[1]
+    tensor([[ True, False]])
+    """
+    scores = q.log()
+    if scores.device.type == "cpu":
+        scores = _noisy_pruned(scores, seeds, positions, n)
+    else:
+        scores = scores + rng.gumbel_all(seeds, positions, scores.shape[1])
+    best = scores.topk(n, dim=-1)
+    return best.indices, best.values > NEVER
 
 
 def rank(logits: Tensor, rules: Rules, n: int, width: int = 2048) -> tuple[Tensor, Tensor]:  # [R, V] -> [R, n], [R, n]
@@ -173,18 +200,18 @@ def rank(logits: Tensor, rules: Rules, n: int, width: int = 2048) -> tuple[Tenso
     return best.indices.gather(1, found.indices), found.values
 
 
-def _pick_pruned(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """pick(), drawing noise only for tokens that can still win: noise never exceeds GUMBEL_MAX."""
+def _noisy_pruned(scores: Tensor, seeds: Tensor, positions: Tensor, n: int) -> Tensor:  # [R, V]
+    """Scores plus noise, -inf for tokens that cannot be among the n best: noise never exceeds GUMBEL_MAX."""
     n_vocab = scores.shape[1]
-    best = scores.topk(min(8, n_vocab), dim=-1)  # [R, 8]
+    best = scores.topk(min(8 * n, n_vocab), dim=-1)  # [R, 8 * n]
     noise = rng.gumbel(*_pairs(seeds, positions, best.indices)).view_as(best.values)
-    bar = (best.values + noise).amax(-1, keepdim=True)  # [R, 1]: lower bound of the winning score
+    bar = (best.values + noise).topk(n, dim=-1).values[:, -1:]  # [R, 1]: lower bound of the n-th best
     rows, tokens = (scores + rng.GUMBEL_MAX >= bar).nonzero(as_tuple=True)
     if 4 * len(rows) > scores.numel():  # a block of noise serves four tokens
-        return (scores + rng.gumbel_all(seeds, positions, n_vocab)).argmax(-1)
+        return scores + rng.gumbel_all(seeds, positions, n_vocab)
     noisy = torch.full_like(scores, NEVER)
     noisy[rows, tokens] = scores[rows, tokens] + rng.gumbel(seeds[rows], positions[rows], tokens)
-    return noisy.argmax(-1)
+    return noisy
 
 
 def _pairs(seeds: Tensor, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:

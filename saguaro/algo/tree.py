@@ -6,6 +6,10 @@ of one node have the same token. A chain is the tree in which every node's paren
     root ── 0 ── 1 ── 3     parent   -1    0    0    1
             └─── 2          token     a    b    c    d
                             path      0   0 1  0 2  0 1 3
+                            family    0    1    1    2
+
+The children of one node are a family. Families are numbered by their first children, so a tree that is cut after some
+node keeps its numbers.
 
 The functions of tensors are a fixed number of operations for a given depth, without a synchronisation: a step that
 calls them can be captured.
@@ -118,8 +122,36 @@ def accept_along(
         return length.new_zeros(b), paths.new_full((b, most), -1), targets[:, 0]
     is_real = torch.arange(n, device=tokens.device) < length[:, None]
     agrees = is_real & (tokens == targets.gather(1, parent + 1))
-    agree = agrees.gather(1, paths.clamp(min=0).flatten(1)).view_as(paths) | (paths < 0)
-    n_accepted, last = torch.where(agree.all(2), depth, 0).max(1)  # the deepest node whose whole path agrees
-    path = paths.gather(1, last[:, None, None].expand(b, 1, most))[:, 0].masked_fill(n_accepted[:, None] == 0, -1)
-    after = torch.where(n_accepted > 0, last + 1, 0)
-    return n_accepted, path, targets.gather(1, after[:, None])[:, 0]
+    n_accepted, path, last = descend(agrees, paths, depth)
+    return n_accepted, path, targets.gather(1, last[:, None] + 1)[:, 0]
+
+
+def descend(
+    stands: Tensor,  # [B, N] bool: at most one child of a node
+    paths: Tensor,  # [B, N, D] int64: of paths_of
+    depth: Tensor,  # [B, N] int64: of paths_of
+) -> tuple[Tensor, Tensor, Tensor]:  # n_accepted [B], path [B, D], the last of its nodes [B]; -1: the root
+    """Walk down from the root while a child stands.
+
+    >>> descend(torch.tensor([[True, False, True, True]]), *paths_of(torch.tensor([[-1, 0, 0, 1]]), 3))
+    (tensor([2]), tensor([[ 0,  2, -1]]), tensor([2]))
+    """
+    b, _, most = paths.shape
+    on_path = stands.gather(1, paths.clamp(min=0).flatten(1)).view_as(paths) | (paths < 0)
+    n_accepted, last = torch.where(on_path.all(2), depth, 0).max(1)  # the deepest node whose whole path stands
+    is_any = n_accepted > 0
+    path = paths.gather(1, last[:, None, None].expand(b, 1, most))[:, 0].masked_fill(~is_any[:, None], -1)
+    return n_accepted, path, torch.where(is_any, last, -1)
+
+
+def siblings(parent: Tensor) -> tuple[Tensor, Tensor]:  # [B, N] int64 -> [B, N] twice
+    """The family of each node, and its rank among its siblings, from 0: the order in which they were offered.
+
+    >>> siblings(torch.tensor([[-1, 0, 0, 1]]))
+    (tensor([[0, 1, 1, 2]]), tensor([[0, 0, 1, 0]]))
+    """
+    is_same = parent[:, :, None] == parent[:, None]  # [B, N, N]
+    first = is_same.long().argmax(2)
+    nodes = torch.arange(parent.shape[1], device=parent.device)
+    number = (first == nodes).long().cumsum(1) - 1
+    return number.gather(1, first), (is_same & (nodes[:, None] > nodes)).sum(2)

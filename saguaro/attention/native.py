@@ -11,15 +11,16 @@ from saguaro.attention.step import Nodes, Step
 from saguaro.kernels import native
 from saguaro.kernels.native import at
 from saguaro.kv.memory import KVCache
+from saguaro.model.products import KVWrite
 from saguaro.model.spec import ModelSpec
-from saguaro.model.transformer import KVWrite
 
 
 class NativeAttention:
     """cpu.c's `attend` over a float32 cache."""
 
-    def __init__(self, cache: KVCache) -> None:
-        self._cache, self._library = cache, native.library()
+    def __init__(self, cache: KVCache, scale: float) -> None:
+        """scale: of query-key products."""
+        self._cache, self._scale, self._library = cache, scale, native.library()
         self._kv_index = self._text = self._seen = torch.empty(0)
         self._places: list[KVWrite] = []
 
@@ -50,8 +51,8 @@ class NativeAttention:
         assert q.stride()[1:] == (d, 1), q.stride()
         out = torch.empty(n_tokens, n_heads * d)
         self._library.attend(
-            q.data_ptr(), q.stride(0), n_tokens, n_heads, memory.shape[1] // 2, d, at(memory), at(self._kv_index),
-            self._kv_index.shape[1], at(self._text), at(self._seen), at(out),
+            q.data_ptr(), q.stride(0), n_tokens, n_heads, memory.shape[1] // 2, d, self._scale, at(memory),
+            at(self._kv_index), self._kv_index.shape[1], at(self._text), at(self._seen), at(out),
         )  # fmt: skip
         return out
 
@@ -72,5 +73,5 @@ def cpu_attention(cache: KVCache, spec: ModelSpec) -> AttentionBackend:
     """The attention for a device without Triton kernels: cpu.c's where it is supported, else torch's."""
     is_plain = cache.device.type == "cpu" and cache.dtype == torch.float32 and spec.head_dim % 8 == 0
     if is_plain and native.is_there():
-        return NativeAttention(cache)
-    return SDPAttention(cache, spec.n_heads // spec.n_kv_heads)
+        return NativeAttention(cache, spec.softmax_scale)
+    return SDPAttention(cache, spec.n_heads // spec.n_kv_heads, spec.softmax_scale)

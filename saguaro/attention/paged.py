@@ -14,7 +14,7 @@ from saguaro.algo import tree
 from saguaro.attention.step import Nodes, Step
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVCache
-from saguaro.model.transformer import KVWrite
+from saguaro.model.products import KVWrite
 
 MAX_SPLITS = 32
 LEAST_SPLIT = 128  # keys
@@ -23,8 +23,9 @@ LEAST_SPLIT = 128  # keys
 class PagedAttention:
     """The attention backend with paged kernels."""
 
-    def __init__(self, cache: KVCache, kernels: Kernels, longest: int) -> None:
-        self._cache, self._kernels, self._split = cache, kernels, split_of(longest)
+    def __init__(self, cache: KVCache, kernels: Kernels, longest: int, scale: float) -> None:
+        """scale: of query-key products."""
+        self._cache, self._kernels, self._split, self._scale = cache, kernels, split_of(longest), scale
         self._at: Step  # the next one
 
     def plan(self, step: Step) -> None:
@@ -41,7 +42,7 @@ class PagedAttention:
         nodes = None if at.nodes is None else (at.nodes.texts, at.nodes.seen, at.nodes.paths)
         return self._kernels.attend(
             q, self._cache.layers[layer], at.pages, at.starts, at.lengths, self._cache.page_size,
-            at.n_queries, at.longest, nodes=nodes, split=self._split,
+            at.n_queries, at.longest, self._scale, nodes=nodes, split=self._split,
         )  # fmt: skip
 
 

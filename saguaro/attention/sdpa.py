@@ -16,7 +16,7 @@ from torch import Tensor
 
 from saguaro.attention.step import Step
 from saguaro.kv.memory import KVCache
-from saguaro.model.transformer import KVWrite
+from saguaro.model.products import KVWrite
 
 BLOCK = 4  # queries computed together
 TILE = 32  # keys are read up to a multiple of it; keys after the query are masked
@@ -87,8 +87,9 @@ class _Row:
 class SDPAttention:
     """torch's scaled_dot_product_attention, tile by tile."""
 
-    def __init__(self, cache: KVCache, group: int) -> None:
-        self._cache, self._group = cache, group  # group: query heads per key head
+    def __init__(self, cache: KVCache, group: int, scale: float) -> None:
+        """group: query heads per key head; scale: of query-key products."""
+        self._cache, self._group, self._scale = cache, group, scale
         self._rows: list[_Row] = []
         self._kv_index = torch.empty(0, dtype=torch.int64)
 
@@ -106,7 +107,7 @@ class SDPAttention:
         outs = []
         for row in self._rows:
             keys, values = row.span.gather(self._cache.keys[layer]), row.span.gather(self._cache.values[layer])
-            outs += [_attend(q[tile.start : tile.stop], keys, values, tile) for tile in row.tiles]
+            outs += [_attend(q[tile.start : tile.stop], keys, values, tile, self._scale) for tile in row.tiles]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def _rows_of(self, step: Step) -> Iterator[_Row]:
@@ -159,7 +160,7 @@ def block_masks(first: int, last: int, n_keys: int) -> Tensor:  # [blocks, 1, BL
     return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf")).view(last - first, 1, BLOCK, n_keys)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, tile: _Tile) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, tile: _Tile, scale: float) -> Tensor:
     """q [n, H, d], k and v [1, H_kv, at least the tile's keys, d] -> [n, H * d]."""
     n, n_heads, d = q.shape
     n_blocks, n_keys, n_kv = len(tile.mask), tile.mask.shape[3], k.shape[1]
@@ -167,7 +168,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, tile: _Tile) -> Tensor:
     # the query heads that share a key head become its query tokens
     by_head = padded.view(n_blocks, BLOCK, n_kv, n_heads // n_kv, d).transpose(1, 2).flatten(2, 3)
     k, v = (part[:, :, :n_keys].expand(n_blocks, -1, -1, -1) for part in (k, v))
-    out = F.scaled_dot_product_attention(by_head, k, v, attn_mask=tile.mask)  # [blocks, H_kv, BLOCK * G, d]
+    out = F.scaled_dot_product_attention(
+        by_head, k, v, attn_mask=tile.mask, scale=scale
+    )  # [blocks, H_kv, BLOCK * G, d]
     out = out.unflatten(2, (BLOCK, -1)).transpose(1, 2).reshape(n_blocks * BLOCK, n_heads * d)
     kept: Tensor = out[tile.n_before : tile.n_before + n]
     return kept

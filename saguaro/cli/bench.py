@@ -127,7 +127,7 @@ def _circumstances(command: commands.Bench, llm: LLM, names: Sequence[str], n_pr
     found = {
         "model": llm.engine.loaded.name,
         "device": str(model.device),
-        "dtype": str(model.weight_dtype).removeprefix("torch."),
+        "dtype": model.format,
         "threads": torch.get_num_threads(),
     }
     asked = {**asdict(command.which), **asdict(command.engine), **asdict(command.sampling)}

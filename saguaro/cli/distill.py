@@ -174,7 +174,7 @@ def begin(command: commands.Distill, target: Loaded, counts: Tensor, ends: froze
 
 def plain(loaded: Loaded) -> Loaded:
     """The model with plain weights, from which a draft can be made; loaded again if they are packed."""
-    if not loaded.model.is_packed:
+    if not loaded.model.packed:
         return loaded
     return load(loaded.name, loaded.path, loaded.model.device, loaded.model.dtype)
 

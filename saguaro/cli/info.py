@@ -27,7 +27,7 @@ def describe(llm: LLM) -> dict[str, Any]:
         "vocabulary": spec.n_vocab,
         "vocabulary_of_tokenizer": engine.tokenizer.n_vocab,
         "device": str(engine.loaded.model.device),
-        "dtype": str(engine.loaded.model.weight_dtype).removeprefix("torch."),
+        "dtype": engine.loaded.model.format,
         "threads": torch.get_num_threads(),
         "method": engine.method.name,
         "draft": engine.config.draft,

@@ -13,11 +13,19 @@ from torch import Tensor
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # captured batch sizes; a batch is padded to the next one
 
 
+def guard(device: torch.device) -> AbstractContextManager[object]:
+    """Context in which this is the current CUDA device. Triton, graphs, streams and events use the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 class Graphs:
     """Captured graphs by key, replayed on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self._is_cuda = device.type == "cuda"
+        self._device, self._is_cuda = device, device.type == "cuda"
+        # The default stream cannot be captured. One stream for all graphs, so that they share memory; not torch's own,
+        # which belongs to the first device that captures.
+        self._stream = torch.cuda.Stream(device) if self._is_cuda else None
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
     def run(self, key: Hashable, function: Callable[[], None]) -> None:
@@ -31,12 +39,12 @@ class Graphs:
             self._graphs[key] = self._capture(function)
 
     def _capture(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
-        # Kernels keep the priority of the stream on which they are captured; the default stream cannot be captured.
-        current = torch.cuda.current_stream()
-        stream = None if current == torch.cuda.default_stream() else current
+        # Kernels keep the priority of the stream on which they are captured.
+        current = torch.cuda.current_stream(self._device)
+        stream = self._stream if current == torch.cuda.default_stream(self._device) else current
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             function()
         return graph

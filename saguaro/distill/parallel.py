@@ -5,9 +5,12 @@ There are no in-place operations and no KV cache; the arithmetic is that of infe
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from saguaro.model.transformer import KVWrite, QKNormRope, Residual, Transformer
+from saguaro.model.linear import Linear
+from saguaro.model.norm import Norm
+from saguaro.model.products import KVWrite, QKNormRope, Residual
+from saguaro.model.transformer import Transformer
 
 
 class Parallel:
@@ -16,8 +19,9 @@ class Parallel:
     Shorter texts are right-padded, so their tokens never see padding. Use one object per forward pass.
     """
 
-    def __init__(self, n_texts: int) -> None:
-        self._n_texts = n_texts  # B
+    def __init__(self, n_texts: int, scale: float) -> None:
+        """n_texts: B; scale: of query-key products."""
+        self._n_texts, self._scale = n_texts, scale
         self._keys = self._values = torch.empty(0)  # [B * L, H_kv, d] of the current layer
 
     def place(self, layer: int) -> KVWrite:
@@ -28,53 +32,53 @@ class Parallel:
         """q [B * L, H, d] -> [B * L, H * d]."""
         has_groups = q.shape[1] != self._keys.shape[1]
         q, k, v = (one.unflatten(0, (self._n_texts, -1)).transpose(1, 2) for one in (q, self._keys, self._values))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=has_groups)  # [B, H, L, d]
+        out = F.scaled_dot_product_attention(  # [B, H, L, d]
+            q, k, v, is_causal=True, scale=self._scale, enable_gqa=has_groups
+        )
         return out.transpose(1, 2).flatten(2).flatten(0, 1)
 
-    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Residual:
+    def begin(self, x: Tensor, norm: nn.Module) -> Residual:
         """See Products; x is converted to the weights' dtype, which a shared embedding may not have."""
-        x = x.to(norm.dtype)
-        return Residual(x, F.rms_norm(x, x.shape[-1:], norm, eps))
+        return Residual(x.to(next(norm.parameters()).dtype), norm)
 
-    def read(self, stream: Residual, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-        """See Products; computed in out_dtype throughout, since half precision cannot distinguish large logits."""
-        product = torch.mm(stream.read.to(out_dtype), weight.to(out_dtype))
-        return (product if bias is None else product + bias).to(out_dtype)
+    def read(self, stream: Residual, linear: nn.Module, out_dtype: torch.dtype) -> Tensor:
+        """See Products; the head is computed in out_dtype, since half precision cannot distinguish large logits."""
+        x = stream.normed.to(out_dtype)
+        if isinstance(linear, Linear) and linear.matrix.dtype != out_dtype:
+            assert linear.bias is None, "only heads are read in another dtype"
+            return torch.mm(x, linear.matrix.to(out_dtype))
+        found: Tensor = linear(x)
+        return found.to(out_dtype)
 
-    def read_heads(
-        self, stream: Residual, weight: Tensor, bias: Tensor | None, turn: QKNormRope, place: KVWrite
-    ) -> Tensor:
+    def read_heads(self, stream: Residual, linear: nn.Module, turn: QKNormRope, place: KVWrite) -> Tensor:
         """See Products."""
-        heads = self.read(stream, weight, bias, stream.x.dtype).unflatten(1, (-1, turn.cos.shape[2]))
+        heads = self.read(stream, linear, stream.x.dtype).unflatten(1, (-1, turn.cos.shape[2]))
         n_kv = (heads.shape[1] - turn.n_heads) // 2
         q, k, self._values = heads.split((turn.n_heads, n_kv, n_kv), 1)
         self._keys = _turned(k, turn.k_norm, turn)
         return _turned(q, turn.q_norm, turn)
 
-    def read_gated(self, stream: Residual, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def read_gated(self, stream: Residual, linear: nn.Module) -> Tensor:
         """See Products."""
-        gate, up = self.read(stream, weight, bias, stream.x.dtype).chunk(2, -1)
+        gate, up = self.read(stream, linear, stream.x.dtype).chunk(2, -1)
         return F.silu(gate) * up
 
-    def write(
-        self, stream: Residual, y: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float
-    ) -> Residual:
+    def write(self, stream: Residual, y: Tensor, linear: nn.Module, norm: nn.Module) -> Residual:
         """See Products."""
-        product = torch.mm(y, weight)
-        return self.begin(stream.x + (product if bias is None else product + bias), norm, eps)
+        return self.begin(stream.x + linear(y), norm)
 
 
 def hidden_states(model: Transformer, tokens: Tensor) -> Tensor:  # [B, L] int64 -> [B * L, D]
     """Hidden states of all tokens, before the last norm."""
     n_texts, length = tokens.shape
     positions = torch.arange(length, device=tokens.device).repeat(n_texts)
-    by = Parallel(n_texts)
+    by = Parallel(n_texts, model.spec.softmax_scale)
     found: Tensor = model(tokens.flatten(), positions, by, by)
     return found
 
 
-def _turned(heads: Tensor, norm: Tensor | None, turn: QKNormRope) -> Tensor:  # [T, h, d] -> the same
-    """Heads after their optional norm and rope (see saguaro.model.transformer.apply_rope_)."""
+def _turned(heads: Tensor, norm: Norm | None, turn: QKNormRope) -> Tensor:  # [T, h, d] -> the same
+    """Heads after their optional norm and rope (see saguaro.model.products.apply_rope_)."""
     if norm is not None:
-        heads = F.rms_norm(heads, heads.shape[-1:], norm, turn.eps)
+        heads = norm(heads)
     return heads * turn.cos + heads.roll(heads.shape[-1] // 2, -1) * turn.sin

@@ -66,15 +66,15 @@ def make_student(
 def with_head(student: Transformer, target: Transformer, ids: Tensor) -> Transformer:  # [head rows] int64
     """The student with a head of these tokens: rows that it has are kept, the others are copied from the target."""
     assert student.token_map is not None
-    changed = make_student(target, [0] * student.spec.n_layers, ids, student.head.dtype)
+    changed = make_student(target, [0] * student.spec.n_layers, ids, student.head.matrix.dtype)
     changed.frequencies = student.frequencies
     for ours, theirs in zip(changed.layers, student.layers, strict=True):
         ours.load_state_dict(theirs.state_dict())
-    changed.norm.copy_(student.norm)
+    changed.norm.load_state_dict(student.norm.state_dict())
     row = torch.full((target.spec.n_vocab,), -1, device=student.device)
     row[student.token_map] = torch.arange(len(student.token_map), device=student.device)
     row = row[ids.to(student.device)]  # row in the student's head, [head rows]
-    changed.head[:, row >= 0] = student.head[:, row[row >= 0]]
+    changed.head.matrix[:, row >= 0] = student.head.matrix[:, row[row >= 0]]
     return changed
 
 
@@ -135,6 +135,8 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
         "hidden_act": "silu",
         "sliding_window": None,
         "eos_token_id": eos if len(eos) > 1 else next(iter(eos), None),
+        "attention_multiplier": spec.attention_scale,
+        **spec.sizes,
     }
 
 
@@ -143,8 +145,8 @@ def _copy(target: Transformer, layers: Sequence[int], ids: Tensor, student: Tran
     for ours, index in zip(student.layers, layers, strict=True):
         for name, weight in ours.named_parameters():
             weight.copy_(target.layers[index].get_parameter(name))
-    student.norm.copy_(target.norm)
-    student.head.copy_(target.head.index_select(1, ids))
+    student.norm.load_state_dict(target.norm.state_dict())
+    student.head.matrix.copy_(target.head.matrix.index_select(1, ids))
 
 
 def _about(student: Transformer) -> dict[str, Any]:

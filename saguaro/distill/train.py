@@ -142,7 +142,7 @@ def _compare(
     student: Transformer, target: Transformer, ours: Tensor, theirs: Tensor, recipe: Recipe
 ) -> tuple[Tensor, Tensor]:
     """Hidden states [n, D] of both -> the loss [n], and agreement and acceptance [2, n]."""
-    by, ids = Parallel(1), student.token_map
+    by, ids = Parallel(1, student.spec.softmax_scale), student.token_map
     assert ids is not None
     with torch.no_grad():
         taught = loss.lesson(target.logits(theirs, by), ids)

@@ -109,6 +109,9 @@ class TreeDrafter(DraftTexts):
             return list(wanted)
         shape = self._shape.at(len(ready), max(n for _, n in ready))
         found = self._run("respond", [row for row, _ in ready], self._growth.respond, shape)
+        size = bucket(len(ready)) if self._is_captured else len(ready)
+        with self._stream():
+            self._graphs.run(("settle", size), partial(self._growth.settle, size))
         missed = {row.slot for row, _ in wanted}
         for (row, n), (is_hit, *nodes) in zip(ready, found, strict=True):
             self.trunks[row.slot].n_computed = len(row.text) - (0 if is_hit else 2)
@@ -185,6 +188,7 @@ class TreeDrafter(DraftTexts):
             shapes = {self._shape.at(size, room) for room in (self._shape.lookahead, self._shape.nodes)}
             calls = [("draft", growth.draft, replace(shape, n_text=n)) for shape in shapes for n in each]
             if self.prepares:
+                self._graphs.run(("settle", size), partial(growth.settle, size))
                 calls += [("respond", growth.respond, shape) for shape in shapes]
                 calls += [("graft", growth.graft, replace(self._shape, n_text=n)) for n in each]
             for name, function, shape in calls:

@@ -20,6 +20,7 @@ from saguaro.draft.ranking import Draws, Ranked, likeliest
 from saguaro.draft.rows import DraftRow, GrowthBudget
 from saguaro.draft.texts import DraftTexts
 from saguaro.draft.tree import (
+    LINEAGES,
     NEVER,
     SURE,
     Landing,
@@ -30,6 +31,7 @@ from saguaro.draft.tree import (
     follow,
     force,
     fork,
+    keep_best,
     keep_chain,
     land,
     pick,
@@ -74,6 +76,11 @@ class Shape:
     def places(self) -> int:
         """P: most expanded nodes of a row: the root, those of a draft and those prepared."""
         return 1 + self.width * self.lookahead + self.budget * (self.lookahead + 1)
+
+    @property
+    def kept(self) -> int:
+        """Most expanded nodes that leave room for those prepared next."""
+        return self.places - self.budget * (self.lookahead + 1)
 
     @property
     def is_chain(self) -> bool:
@@ -127,11 +134,13 @@ class Growth:
         kernels: Kernels | None,
     ) -> None:
         """texts must have P + 1 places of scratch memory for each row and one more. planner: chooses what is prepared;
-        None: the likeliest nodes. draws: first children are sampled; None: they are the best."""
+        None: the likeliest nodes. draws: children are drawn (see draft/tree.py for what that asks for); None: they are
+        the best."""
         self._runner, self._cache, self._longest = texts.runner, texts.cache, texts.longest
         self._scratch, self._kernels, self._sampler, self._n_known = texts.scratch, kernels, sampler, n_known
         device, size = self._cache.device, bucket(max_rows)
         self._planner, self._draws, self._laws = planner, draws, torch.empty(0)
+        self._draws_trees, self._kept = draws is not None and not shape.is_chain, shape.kept
         self._width = min(shape.n_children, n_known)
         n_slots = max_rows + 1  # the last is for padding
         self.trees = Trees.empty(n_slots, shape.places, self._width, shape.depth, device)
@@ -159,15 +168,27 @@ class Growth:
         else:
             self._put(rows, picked, ranked)
         self._return(rows, shape, torch.zeros_like(rows.lines[:, SLOT]))
+        self.trees.put(rows.lines[:, SLOT], rows.trees)
 
     def respond(self, size: int, shape: Shape, budget: GrowthBudget | None) -> None:
-        """Apply the outcome: the tree below it stays. Return its best nodes."""
+        """Return the best nodes below the outcome. The target waits for these, so the trees are changed by `settle`."""
         rows = self._rows(size)
-        landing = self._land(rows)
+        landing = land(rows.trees, rows.lines[:, NODE], rows.lines[:, BONUS])
+        self._keep_below(rows, landing)
+        self._return(rows, shape, landing.is_hit.long())
+
+    def settle(self, size: int) -> None:
+        """Apply the outcome: what is below it stays."""
+        rows = self._rows(size)
+        self._keep_below(rows, self._land(rows))
+        self.trees.put(rows.lines[:, SLOT], rows.trees)
+
+    def _keep_below(self, rows: _Rows, landing: Landing) -> None:
         reroot(rows.trees, landing)
         if self._planner is not None:  # what it did not plan is not prepared
             keep_chain(rows.trees)
-        self._return(rows, shape, landing.is_hit.long())
+        elif self._draws_trees:  # or nodes could lack a place, depending on the tokens of nodes after them
+            keep_best(rows.trees, self._kept)
 
     def graft(self, size: int, shape: Shape, budget: GrowthBudget | None) -> None:
         """Start a tree after each text, along the tokens in flight: they are put at the places 1, 2, 3 ..."""
@@ -192,11 +213,11 @@ class Growth:
             self._branch(rows, shape, self._planner, is_late)
         self.trees.put(rows.lines[:, SLOT], rows.trees)
 
-    def laws(self, slot: int, nodes: Sequence[int]) -> Tensor | None:  # [n, V]
-        """The distributions of these nodes, which are first children; None under shared noise."""
+    def laws(self, slot: int, nodes: Sequence[int]) -> Tensor | None:  # [F, V]
+        """The distributions that the families of these nodes were drawn from (algo/tree.py); None: shared noise."""
         if self._draws is None:
             return None
-        return self._laws[slot, [node // self._width for node in nodes]].cpu()
+        return self._laws[slot, list(dict.fromkeys(node // self._width for node in nodes))].cpu()
 
     def _grow(self, rows: _Rows, shape: Shape, is_late: Callable[[], bool]) -> None:
         before: tuple[Picked, Ranked] | None = None
@@ -316,6 +337,8 @@ class Growth:
             return
         tokens, scores = (each.view(*picked.place.shape, -1) for each in ranked)
         chance, bins = self._chances(scores.float(), (rows.heat == 0)[:, None])
+        if self._draws_trees:
+            chance = chance.cummin(-1).values
         expand(rows.trees, picked, (tokens, chance, bins))
 
     def _advance(
@@ -331,8 +354,8 @@ class Growth:
         tensors = (trees.token, trees.score, trees.bin, trees.place, trees.node, trees.position, trees.depth)
         ranked = before[1] if before is not None else None
         found = self._kernels.advance(
-            (*tensors, trees.path, trees.is_used), nodes, ranked, self._chances.table, trees.root, rows.heat,
-            rows.scratch, (LEAST, MOST, SURE), n, depth, is_chain,
+            (*tensors, trees.path, trees.is_used, trees.lineage), nodes, ranked, self._chances.table, trees.root,
+            rows.heat, rows.scratch, (LEAST, MOST, SURE), LINEAGES, n, depth, is_chain, self._draws_trees,
         )  # fmt: skip
         return None if found is None else _Computed(Picked(*found[:8]), *found[8:])
 
@@ -393,11 +416,10 @@ class Growth:
         q: Tensor,  # [B * R, V]
         noise: tuple[Tensor, Tensor],
     ) -> Ranked:
-        """Children, of which the first is sampled from q. Its distribution is kept: one-hot if it was not sampled."""
+        """Children drawn from q. Their distribution is kept: zero if they were not drawn."""
         assert self._draws is not None
         if fan_out is None:
-            ranked = likeliest(logits, self._width)
-            law = torch.zeros_like(q).scatter_(1, ranked[0][:, :1], 1.0)
+            ranked, law = likeliest(logits, self._width), torch.zeros_like(q)
         else:
             ranked, law = self._draws(logits, q, noise, self._width, fan_out)
         if not self._laws.numel():
@@ -414,8 +436,7 @@ class Growth:
         return [(row.request, before) for row, own in each_row for before in own]
 
     def _return(self, rows: _Rows, shape: Shape, is_hit: Tensor) -> None:
-        """Store the trees, and put their best nodes where the host reads them: node, token, parent, bits of the score;
-        node -1: no more."""
+        """Put the best nodes where the host reads them: node, token, parent, bits of the score; node -1: no more."""
         node, token, parent, score = best(rows.trees, shape.nodes, shape.lookahead, shape.is_chain)
         bits = score.view(torch.int32).long()
         found = torch.stack((torch.where(score > NEVER, node, -1), token, parent, bits), 2).flatten(1)
@@ -423,11 +444,15 @@ class Growth:
         out[:, 0] = is_hit
         out[:, 1 : 1 + found.shape[1]] = found
         out[:, 1 + found.shape[1] :] = -1
-        self.trees.put(rows.lines[:, SLOT], rows.trees)
 
     def _worth(self, trees: Trees) -> Tensor:  # [B]
         """The probability that expanding each row's likeliest open node adds an accepted token, as estimated."""
-        first = trees.score.masked_fill(trees.place >= 0, NEVER).flatten(1).amax(1).exp()
+        is_open = trees.score.masked_fill(trees.place >= 0, NEVER).flatten(1)
+        if self._draws_trees:  # may depend on the first open node only (draft/tree.py): the usual chance on its path
+            score, node = is_open.max(1)
+            depth = trees.depth.gather(1, node[:, None] // self._width)[:, 0] + 1
+            return (score + score / depth).exp()
+        first = is_open.amax(1).exp()
         best_child = trees.score[..., 0].exp()
         own = torch.where(trees.node < 0, 0, trees.score.flatten(1).gather(1, trees.node.clamp(min=0))).exp()
         is_known = best_child > 0

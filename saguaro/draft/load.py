@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saguaro.config import DraftConfig
 from saguaro.errors import ConfigError, TokenizerMismatch
-from saguaro.kernels.ready import computed_in, packs, ready
+from saguaro.kernels.formats import computed_in, packs, ready
 from saguaro.model.load import borrows, load, load_borrower, read_embedding
 from saguaro.model.tokenizer import has_tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
@@ -19,14 +19,14 @@ MOST_ODD = 0.005  # share of tokens that may differ: models of one family have d
 def load_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
     """Load the draft model, ready to run. A part of the target is already prepared with the target."""
     model = read_draft(config, target)
-    return model if target is not None and model.head is target.head else ready(model, getattr(torch, config.dtype))
+    return model if target is not None and model.head is target.head else ready(model, config.dtype)
 
 
 def read_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
     """Load the draft model. `drop:` and a borrowing draft share the target's weights if they are on the same device."""
     assert config.draft is not None
-    device, kind = torch.device(config.device), getattr(torch, config.dtype)
-    dtype, by_rows = computed_in(kind), packs(kind, device)
+    device = torch.device(config.device)
+    dtype, by_rows = computed_in(config.dtype), packs(config.dtype, device)
     if config.draft.startswith("drop:"):
         if target is None or target.device != device:
             target = load(config.target, Path(config.target), device, dtype, by_rows).model

@@ -1,9 +1,10 @@
 """From the draft's logits to the children of a node, best first, for each verification rule.
 
 Under shared noise children are ranked by log q plus the target's own noise; the first is the draft's token. Under
-rejection the first child is sampled from q with separate noise, the others are the likeliest tokens, and q is sent to
-the target. This noise must be new for every draw. Otherwise the choice of prepared outcomes would depend on the tokens
-drafted after them, and the tokens that are used would no longer be distributed as q.
+rejection the children that may be verified are drawn from q without replacement, with separate noise, and q is sent to
+the target: one child of a chain, all children of a tree. The others are the likeliest tokens. The noise must be new for
+every node. Otherwise the choice of prepared outcomes would depend on the tokens drafted after them, and the tokens that
+are used would no longer be distributed as q.
 """
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from saguaro import rng
 from saguaro.algo import sampling
+from saguaro.kernels.bundle import Kernels
 
 FIRST_DRAFT_SEED = 2**32  # smaller indices belong to a request's n outputs
 
@@ -18,11 +20,13 @@ Ranked = tuple[Tensor, Tensor]  # [R, W] each: tokens and scores of children, be
 
 
 class Draws:
-    """Samples the first child of each node; with c < 1 by Saguaro sampling (Definition 14)."""
+    """Draws the children of each node; with c < 1 by Saguaro sampling (Definition 14)."""
 
-    def __init__(self, c: float, generation: int, device: torch.device) -> None:
-        """generation: number of drafts started before this one; it keeps their noise apart."""
-        self._c = c
+    def __init__(
+        self, c: float, generation: int, device: torch.device, *, n: int = 1, kernels: Kernels | None = None
+    ) -> None:
+        """generation: number of drafts started before this one; it keeps their noise apart. n: children drawn."""
+        self._c, self._n, self._kernels = c, n, kernels
         self._n_drawn = torch.tensor([(generation << 40) + FIRST_DRAFT_SEED], dtype=torch.int64, device=device)
 
     def __call__(
@@ -33,19 +37,26 @@ class Draws:
         n: int,
         fan_out: Tensor,  # [1] int64: how many tokens of this position are prepared as a bonus
     ) -> tuple[Ranked, Tensor]:
-        """The children, and the distribution of the first [R, V].
+        """The children, and the distribution that they were drawn from [R, V].
 
-        The score of a child depends on its rank only, so the first child's score does not depend on which token it is:
-        a speculation may end where scores are low, and its tokens are still distributed as q.
+        The score of a child depends on its rank only, not on which token it is: a speculation may end where scores are
+        low, and its tokens are still distributed as q. If q has too few tokens, the likeliest others follow.
         """
         seeds, positions = noise
         if self._c < 1:
             q = sampling.saguaro_logits(q.log(), fan_out, self._c, n).softmax(-1)
         own = rng.derive_seeds(seeds, self._n_drawn + torch.arange(len(seeds), device=seeds.device))
         self._n_drawn += len(seeds)
-        first = sampling.pick(q.log(), own, positions)[:, None]
         tokens, scores = likeliest(logits, n)
-        return (with_first(tokens, first), scores), q
+        return (with_first(tokens, *self._drawn(q, own, positions, min(self._n, tokens.shape[1]))), scores), q
+
+    def _drawn(self, q: Tensor, seeds: Tensor, positions: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """sampling.draw, by a kernel if there is one."""
+        if self._kernels is None:
+            return sampling.draw(q, seeds, positions, n)
+        heat = torch.ones_like(seeds, dtype=torch.float32)
+        tokens, scores = self._kernels.rank(q.log(), heat, seeds, positions, q.shape[1], n)
+        return tokens, scores > sampling.NEVER
 
 
 def likeliest(logits: Tensor, n: int) -> Ranked:  # [R, V]
@@ -54,16 +65,15 @@ def likeliest(logits: Tensor, n: int) -> Ranked:  # [R, V]
     return tokens, scores
 
 
-def with_first(tokens: Tensor, first: Tensor) -> Tensor:  # [R, n] distinct, [R, 1] -> [R, n]
-    """Put a token first; the others keep their order. It takes the last one's place if it was not there.
+def with_first(tokens: Tensor, first: Tensor, is_real: Tensor) -> Tensor:  # [R, n] distinct, [R, m] twice -> [R, n]
+    """Put the real ones of the first before the others, which keep their order. The last ones are left out.
 
-    >>> with_first(torch.tensor([[7, 8, 9], [7, 8, 9]]), torch.tensor([[8], [5]]))
+    >>> with_first(torch.tensor([[7, 8, 9], [7, 8, 9]]), torch.tensor([[8], [5]]), torch.tensor([[True], [True]]))
     tensor([[8, 7, 9],
             [5, 7, 8]])
+    >>> with_first(torch.tensor([[7, 8, 9]]), torch.tensor([[9, 8]]), torch.tensor([[True, False]]))
+    tensor([[9, 7, 8]])
     """
-    n = tokens.shape[1]
-    is_it = tokens == first
-    at = torch.where(is_it.any(1), is_it.long().argmax(1), n - 1)[:, None]  # the place that becomes free
-    order = torch.arange(n, device=tokens.device).expand_as(tokens)
-    moved = tokens.gather(1, torch.where(order <= at, order - 1, order).clamp(min=0))
-    return torch.where(order == 0, first, moved)
+    is_new = ~((tokens[..., None] == first[:, None]) & is_real[:, None]).any(2)
+    order = torch.cat((is_real, is_new), 1).long().argsort(dim=1, descending=True, stable=True)
+    return torch.cat((first, tokens), 1).gather(1, order[:, : tokens.shape[1]])

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from saguaro.target.grammar import Guide, Start
@@ -20,7 +19,7 @@ class DraftRow:
     request: Request  # its tokens and parameters
     speculation: list[int] = field(default_factory=list)
     source: int = EMPTY
-    q: Tensor | None = None  # [K, V] the distributions the tokens were sampled from, if needed
+    q: Tensor | None = None  # [F, V] the distributions the families of tokens were drawn from, if they were
     parents: Sequence[int] | None = None  # of the speculated tokens, if they are a tree (algo/tree.py)
 
     @property
@@ -60,7 +59,7 @@ class Proposal:
     """Proposed tokens after some texts."""
 
     tokens: list[list[int]]  # [R][<= K]
-    q: Sequence[Tensor | None] = ()  # [R] of [n, V]: their distributions; None, or empty: they were not sampled
+    q: Sequence[Tensor | None] = ()  # [R] of [F, V]: see DraftRow; None, or empty: they were not drawn
     parents: Sequence[Sequence[int] | None] = ()  # [R] of trees (algo/tree.py); empty: all are chains
 
 
@@ -126,20 +125,20 @@ class DraftRows:
         return replace(spec, q=stack_q(spec, [row.q if row else None for row in rows], n_vocab))
 
 
-def stack_q(spec: Speculation, each: Sequence[Tensor | None], n_vocab: int) -> Tensor:  # [B, N, V]
-    """The rows' q as one tensor: one-hot for tokens that were not sampled.
+def stack_q(spec: Speculation, each: Sequence[Tensor | None], n_vocab: int) -> Tensor:  # [B, F, V]
+    """The rows' q as one tensor: zero for tokens that were not drawn.
 
     >>> import torch
     >>> spec = Speculation.of([[1], [0]], 1, [2, 3])
     >>> stack_q(spec, [torch.tensor([[0.5, 0.5]]), None], 2)
     tensor([[[0.5000, 0.5000]],
     <BLANKLINE>
-            [[1.0000, 0.0000]]])
+            [[0.0000, 0.0000]]])
     """
-    dtype = next(q.dtype for q in each if q is not None)
-    out = F.one_hot(spec.tokens, n_vocab).to(dtype)
+    some = next(q for q in each if q is not None)
+    lengths = zip(each, spec.length.tolist(), strict=True)
+    out = some.new_zeros(len(each), max(n if q is None else len(q) for q, n in lengths), n_vocab)
     for b, q in enumerate(each):
         if q is not None:
-            n = min(len(q), out.shape[1])
-            out[b, :n] = q[:n]
+            out[b, : len(q)] = q
     return out

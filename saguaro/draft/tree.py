@@ -11,6 +11,20 @@ Invariants: scores fall strictly from a node to its children, so the N best node
 lists the places from below the root down to itself. The last place is for entries that are not used: its children
 always have the score -inf, and it is never free. A first child is the token that the draft would go on with: the path
 of first children below a node is the chain drafted after it.
+
+Under rejection children are draws (draft/ranking.py), and a drawn node must not be left out because of its token. Best
+first keeps to that. Nodes have one order: by score, then by the ranks on their paths. A child's score depends on its
+rank and on the tokens before it, not on its own token, and does not rise from sibling to sibling. So a node comes after
+its parent and its earlier siblings, and its token only changes scores of nodes after it. These decisions look at the
+first nodes of the order, or at the best one that may be expanded:
+
+    expand   the first nodes that are not expanded, as many as a step takes
+    stop     by the score of the first of them
+    keep     the first expanded nodes below a new root, if there are too many for the places
+    verify   the first N nodes, or those down to some score
+
+By induction over these decisions, which nodes before x are in the tree does not depend on the token of x, so neither
+does whether x is verified. Given the nodes before it, a verified child is therefore distributed as its draw.
 """
 
 from dataclasses import dataclass, fields
@@ -24,6 +38,7 @@ ROOT = -1  # a node: none, but the root itself
 NO_TREE = -2  # a node: the row's tree was not verified
 AT_PLACE = -3  # a node at place p is also named AT_PLACE - p
 UNLIKELY = -5.0  # log-probability of a child that the draft did not think of
+LINEAGES = 2**40  # numbers of paths; those of long paths wrap around
 
 
 @dataclass
@@ -39,6 +54,7 @@ class Trees:
     depth: Tensor  # [B, P+1] int64: below the root
     path: Tensor  # [B, P+1, D] int64: places from below the root to this one; -1 beyond
     is_used: Tensor  # [B, P+1] bool
+    lineage: Tensor  # [B, P+1] int64: a number of the ranks on the path: the order of nodes with equal scores
     root: Tensor  # [B] int64: its place
 
     @staticmethod
@@ -59,6 +75,7 @@ class Trees:
             depth=full(n, value=0),
             path=full(n, depth, value=-1),
             is_used=full(n, value=0, dtype=torch.bool),
+            lineage=full(n, value=0),
             root=full(value=0),
         )
         trees.is_used[:, n_places] = True
@@ -126,7 +143,7 @@ def pick(trees: Trees, n: int, depth: int, is_chain: bool) -> Picked:
     is_open = (trees.place < 0) & (trees.depth < depth)[..., None]
     if is_chain:
         is_open = is_open & (torch.arange(width, device=is_open.device) == 0)
-    score, index = _first(trees.score.masked_fill(~is_open, NEVER), n)
+    score, index = _first(trees, trees.score.masked_fill(~is_open, NEVER), n)
     return _picked(trees, index, score > NEVER)
 
 
@@ -220,6 +237,9 @@ def expand(trees: Trees, picked: Picked, ranked: tuple[Tensor, Tensor, Tensor]) 
     trees.depth[row, picked.place] = picked.depth
     trees.path[row, picked.place] = picked.path
     trees.is_used[row, picked.place] = torch.ones_like(picked.is_real)
+    width, known = token.shape[2], picked.index.clamp(min=0)
+    lineage = (trees.lineage.gather(1, known // width) * (width + 1) + known % width + 1) % LINEAGES
+    trees.lineage[row, picked.place] = torch.where(picked.index < 0, 0, lineage)
     is_child = picked.is_real & (picked.index >= 0)
     index = torch.where(is_child, picked.index, trees.unused * trees.place.shape[2])
     trees.place = trees.place.flatten(1).scatter(1, index, picked.place).view_as(trees.place)
@@ -234,7 +254,7 @@ def best(trees: Trees, n: int, depth: int, is_chain: bool) -> tuple[Tensor, Tens
     is_seen = (trees.depth < depth)[..., None]
     if is_chain:
         is_seen = (is_seen & _is_first(trees)[..., None]) & (torch.arange(width, device=is_seen.device) == 0)
-    score, index = _first(trees.score.masked_fill(~is_seen, NEVER), n)
+    score, index = _first(trees, trees.score.masked_fill(~is_seen, NEVER), n)
     order = torch.full_like(trees.token.flatten(1), -1)
     order = order.scatter(1, index, torch.arange(n, device=index.device).expand_as(index))
     above = trees.node.gather(1, index // width)
@@ -305,16 +325,35 @@ def keep_chain(trees: Trees) -> None:
     trees.place[..., 1:] = -1
 
 
+def keep_best(trees: Trees, n: int) -> None:
+    """Drop all expanded nodes but the root and the best n - 1 others."""
+    own = trees.score.flatten(1).gather(1, trees.node.clamp(min=0))
+    own = torch.where(trees.node < 0, float("inf"), own).masked_fill(~trees.is_used, NEVER)
+    own[:, trees.unused] = NEVER
+    order = trees.lineage.argsort(dim=1, stable=True)
+    kept = order.gather(1, own.gather(1, order).argsort(dim=1, descending=True, stable=True))[:, :n]
+    is_kept = torch.zeros_like(trees.is_used).scatter(1, kept, value=True) & trees.is_used
+    is_kept[:, trees.unused] = False
+    trees.score = trees.score.masked_fill(~is_kept[..., None], NEVER)
+    is_there = is_kept.gather(1, trees.place.clamp(min=0).flatten(1)).view_as(trees.place)
+    trees.place = torch.where(is_there, trees.place, -1)
+    is_kept[:, trees.unused] = True
+    trees.is_used = is_kept
+
+
 def _is_first(trees: Trees) -> Tensor:  # [B, P+1] bool
     """Whether a place is the root, or a first child of first children."""
     ranks = trees.node.gather(1, trees.path.clamp(min=0).flatten(1)).view_as(trees.path) % trees.token.shape[2]
     return ((ranks == 0) | (trees.path < 0)).all(2)
 
 
-def _first(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:  # [B, P+1, W] -> [B, n] twice
-    """The n largest scores and their nodes; of equal ones, the better rank first."""
-    score, index = scores.flatten(1).sort(dim=1, descending=True, stable=True)
-    return score[:, :n], index[:, :n]
+def _first(trees: Trees, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:  # [B, P+1, W] -> [B, n] twice
+    """The n largest scores and their nodes; of equal ones, by lineage, and of siblings the better rank first."""
+    width = scores.shape[2]
+    places = trees.lineage.argsort(dim=1, stable=True)
+    nodes = (places[..., None] * width + torch.arange(width, device=places.device)).flatten(1)
+    score, at = scores.flatten(1).gather(1, nodes).sort(dim=1, descending=True, stable=True)
+    return score[:, :n], nodes.gather(1, at[:, :n])
 
 
 def _tensors(trees: Trees) -> list[Tensor]:

@@ -15,13 +15,13 @@ import torch
 from saguaro.algo.tree import nodes_at
 from saguaro.config import DraftConfig, EngineConfig, format_bytes
 from saguaro.device.affinity import Affinity, split_cores, usable_cores
-from saguaro.device.graphs import BUCKETS, bucket
+from saguaro.device.graphs import BUCKETS, bucket, guard
 from saguaro.draft.load import load_draft
 from saguaro.engine.preparation import Preparation, choose_preparation
 from saguaro.errors import CapacityError, ConfigError
 from saguaro.kernels.best import ranker_for
 from saguaro.kernels.bundle import kernels_for
-from saguaro.kernels.ready import fastest
+from saguaro.kernels.formats import fastest
 from saguaro.kv.memory import KVCache, KVPlan, plan_kv
 from saguaro.kv.pages import PagePool
 from saguaro.link.inline import Inline
@@ -31,7 +31,6 @@ from saguaro.method import METHODS, Method, find_method
 from saguaro.methods import draft_shape, draft_side
 from saguaro.model.grammar import Grammars
 from saguaro.model.load import Loaded, locate
-from saguaro.model.packed import packed_in
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.model.transformer import Transformer
 from saguaro.round import Round, Verifies
@@ -111,7 +110,8 @@ class Assembly:
         )
         try:
             with self._timed("memory"):
-                verifier = self.verifier if self.verifier is not None else self._verifier(kv, scheduler)
+                with guard(model.device):
+                    verifier = self.verifier if self.verifier is not None else self._verifier(kv, scheduler)
                 link = self._link(kv, draft)
             with self._timed("graphs"):
                 self._warm(verifier, link, progress)
@@ -147,7 +147,7 @@ class Assembly:
         progress("loading the draft", 1, 1)
         shared = {p.data_ptr() for p in self.target.model.parameters()}
         own = [p for p in draft.parameters() if p.data_ptr() not in shared]
-        packed = [] if draft.head is self.target.model.head else packed_in(draft)
+        packed = [] if draft.head is self.target.model.head else draft.packed
         plain_bytes = sum(p.numel() * p.element_size() for p in own)
         self.memory["draft weights"] = plain_bytes + sum(weight.n_bytes for weight in packed)
         return draft
@@ -198,8 +198,10 @@ class Assembly:
         config = self._draft_config(kv.n_tokens)
         config = replace(config, prepare=self._preparation().when)
         if not uses_process(self.config, self.method, config.device):
-            kernels = kernels_for(torch.device(config.device))
-            return Inline(draft_side(config, draft, kernels, self.grammars.start))
+            device = torch.device(config.device)
+            with guard(device):
+                side = draft_side(config, draft, kernels_for(device), self.grammars.start)
+            return Inline(side, device)
         _, theirs = split_cores(usable_cores(), self.config.draft_threads)
         link = Process(config, threads=self.config.draft_threads, cores=theirs, timeout=self.config.draft_timeout)
         try:
@@ -241,7 +243,7 @@ class Assembly:
             progress("capturing", done, len(sizes))
             verifier.warm(size)
             if isinstance(link, Inline):
-                link.side.warm(size)
+                link.warm(size)
         progress("capturing", len(sizes), len(sizes))
         self.memory["graphs and workspace"] = max(0, before - torch.cuda.mem_get_info(self.target.model.device)[0])
 
@@ -249,7 +251,7 @@ class Assembly:
         """The settings of the draft side."""
         config, method, model = self.config, self.method, self.target.model
         device = model.device if config.draft_device == "auto" else find_device("draft_device", config.draft_device)
-        dtype = model.weight_dtype if device.type == model.device.type else fastest(device)
+        dtype = model.format if device.type == model.device.type else fastest(device)
         return DraftConfig(
             draft=self._draft_name() if method.needs_model else None,
             target=str(self.target.path),
@@ -273,7 +275,7 @@ class Assembly:
             n_tokens=n_tokens,
             page_size=config.page_size,
             device=str(device),
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=dtype,
         )
 
     def _patience(self) -> LatencyBudget:
@@ -336,16 +338,18 @@ def choose_method(config: EngineConfig) -> Method:
 
 def tree_shape(config: EngineConfig, method: Method, device: torch.device) -> tuple[int, int]:
     """Nodes verified per row at most, and nodes expanded per draft step; 1 for chains."""
-    if not method.is_tree:
+    if not method.trees:
+        known = [each.name for each in METHODS.values() if each.trees]
         for name in ("nodes", "width"):
             given = getattr(config, name)
             if given is not None:
                 raise ConfigError(
-                    f"{name} is {given}, and {method.name} with verification {method.verification} speculates chains; "
-                    f"leave {name} out, or use sd or ssd with verification shared"
+                    f"{name} is {given}, and {method.name} speculates chains; leave {name} out, or use a method that "
+                    f"speculates trees: {', '.join(known)}"
                 )
         return config.lookahead, 1
-    usual = NODES[device.type]
+    is_asked = config.nodes is not None or config.width is not None
+    usual = NODES[device.type] if is_asked or method.verification == "shared" else 1  # rejection: trees if asked for
     nodes = config.nodes or max(config.lookahead, usual)
     usual = nodes // NODES_PER_WIDTH if nodes > config.lookahead else 1
     return nodes, config.width or max(1, usual)
@@ -362,18 +366,15 @@ def uses_process(config: EngineConfig, method: Method, device: str) -> bool:
 
 
 def find_device(name: str, wanted: str) -> torch.device:
-    """The device for a setting; auto: a GPU if there is one."""
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(wanted)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"{name} is {wanted!r}; this machine has {torch.cuda.device_count()} CUDA devices")
-    return device
-
-
-def find_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """The dtype for a setting."""
-    if config.dtype == "auto":
-        return fastest(device)
-    named: torch.dtype = getattr(torch, config.dtype)
-    return named
+    """The device for a setting, with its index; auto: a GPU if there is one."""
+    n_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = torch.device(("cuda" if n_devices else "cpu") if wanted == "auto" else wanted)
+    if device.type != "cuda":
+        return device
+    if (device.index or 0) >= n_devices:
+        there = ", ".join(f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(n_devices))
+        raise ConfigError(
+            f"{name} is {wanted!r}; this machine has {n_devices} CUDA devices{': ' * bool(there)}{there}; use "
+            f"{'one of them or ' * bool(there)}cpu"
+        )
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)

@@ -15,10 +15,10 @@ import torch
 from saguaro import rng
 from saguaro.config import EngineConfig, SamplingParams
 from saguaro.engine.advice import check_machine
-from saguaro.engine.assembly import Assembly, choose_method, find_device, find_dtype
+from saguaro.engine.assembly import Assembly, choose_method, find_device
 from saguaro.engine.results import Completion, Delta, Result, timings_of
 from saguaro.errors import ConfigError, UnknownRequest
-from saguaro.kernels.ready import computed_in, packs, ready
+from saguaro.kernels.formats import computed_in, find_format, packs, ready
 from saguaro.model.chat_template import read_template
 from saguaro.model.load import Loaded, load
 from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
@@ -321,9 +321,11 @@ def build_engine(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = find_device("device", config.device)
+    if config.draft_device != "auto":
+        find_device("draft_device", config.draft_device)  # refused before anything is loaded
     began = time.perf_counter()
     check_machine(device, progress)
-    dtype = find_dtype(config, device)
+    dtype = find_format(config.dtype, device)
     loaded = load(name, path, device, computed_in(dtype), by_rows=packs(dtype, device), progress=progress)
     ready(loaded.model, dtype, progress)
     filled = time.perf_counter()

@@ -100,6 +100,7 @@ def attend(
     page_size: int,
     n_queries: int,
     longest: int,
+    scale: float,  # of query-key products
     *,
     nodes: Nodes | None = None,  # None: every row is a chain
     split: int = SPLIT,
@@ -131,7 +132,7 @@ def attend(
     room = workspace(q, n_splits, arrived, n_blocks * n_rows * n_kv) if n_shares > 1 else (out, out, out, out)
     _attend_kernel[(n_blocks, n_rows * n_kv, n_shares)](
         q, memory, pages, starts, lengths, texts, seen, paths, out, *room,
-        q.stride(0), q.stride(1), pages.stride(0), paths.stride(0), n_splits, softmax_scale(d),
+        q.stride(0), q.stride(1), pages.stride(0), paths.stride(0), n_splits, scale * LOG2_E,
         H=n_heads, H_KV=n_kv, D=d, D_PAD=padded(d), PAGE_SIZE=page_size, SPLIT=split, IS_WHOLE=n_shares == 1,
         IS_TREE=nodes is not None, PER_TILE=per_tile, DOT=dot_dtype(q), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
         ROWS=MERGED_ROWS, UNROLL=UNROLL,
@@ -149,6 +150,7 @@ def attend_plain(
     page_size: int,
     n_queries: int,
     longest: int,
+    scale: float,
     *,
     nodes: Nodes | None = None,
     split: int = SPLIT,
@@ -163,12 +165,13 @@ def attend_plain(
         if nodes is not None:
             for token in range(start, stop):
                 kv = seen_by(token, row, memory, pages[row], page_size, nodes)
-                out[token] = weigh(q[token : token + 1], kv, torch.ones(1, len(kv), dtype=torch.bool, device=q.device))
+                is_seen = torch.ones(1, len(kv), dtype=torch.bool, device=q.device)
+                out[token] = weigh(q[token : token + 1], kv, is_seen, scale)
             continue
         positions = torch.arange(length, device=q.device)
         last = torch.arange(length - (stop - start), length, device=q.device)  # position of each query
         kv = text_of(memory, pages[row], length, page_size)
-        out[start:stop] = weigh(q[start:stop], kv, positions[None] <= last[:, None])
+        out[start:stop] = weigh(q[start:stop], kv, positions[None] <= last[:, None], scale)
     return out
 
 
@@ -186,17 +189,17 @@ def text_of(memory: Tensor, pages: Tensor, length: int, page_size: int) -> Tenso
     return memory[pages[positions // page_size].long() * page_size + positions % page_size]
 
 
-def weigh(q: Tensor, kv: Tensor, is_seen: Tensor) -> Tensor:
+def weigh(q: Tensor, kv: Tensor, is_seen: Tensor, scale: float) -> Tensor:
     """q [n, H, d], kv [L, 2 * H_kv, d], is_seen [n, L] -> [n, H * d]: softmax attention in float32.
 
-    >>> weigh(torch.zeros(1, 1, 1), torch.tensor([[[0.0], [2.0]], [[0.0], [4.0]]]), torch.tensor([[True, True]]))
+    >>> weigh(torch.zeros(1, 1, 1), torch.tensor([[[0.0], [2.0]], [[0.0], [4.0]]]), torch.tensor([[True, True]]), 1.0)
     tensor([[3.]])
     """
     n, n_heads, d = q.shape
     n_kv = kv.shape[1] // 2
     keys, values = kv.float().transpose(0, 1).split(n_kv)  # [H_kv, L, d]
     by_head = q.float().view(n, n_kv, n_heads // n_kv, d).permute(1, 2, 0, 3)  # [H_kv, G, n, d]
-    scores = by_head @ keys[:, None].transpose(2, 3) * d**-0.5
+    scores = by_head @ keys[:, None].transpose(2, 3) * scale
     weights = scores.masked_fill(~is_seen, float("-inf")).softmax(-1).masked_fill(~is_seen, 0)
     out: Tensor = weights @ values[:, None]  # [H_kv, G, n, d]
     return out.permute(2, 0, 1, 3).reshape(n, n_heads * d).to(q.dtype)
@@ -242,11 +245,6 @@ def workspace(q: Tensor, n_parts: int, arrived: Tensor | None, n_tiles: int) -> 
     n, d = q.shape[0] * q.shape[1], padded(q.shape[2])
     tops, sums = (q.new_empty(n, n_parts, dtype=torch.float32) for _ in range(2))  # two tensors, both aligned
     return tops, sums, q.new_empty(n, n_parts, d, dtype=torch.float32), arrived
-
-
-def softmax_scale(d: int) -> float:
-    """The scale from a query-key product to an exponent of 2."""
-    return float(d**-0.5 * LOG2_E)
 
 
 def dot_dtype(q: Tensor) -> tl.dtype:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from saguaro.errors import ConfigError
-from saguaro.model.transformer import Products
+from saguaro.model.products import Products
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def triton_kernels(device: torch.device) -> Kernels:
         partial(attention.attend, arrived=arrived),
         sample.choose,
         sample.rank,
-        linear.TritonProducts(device),
+        linear.TritonProducts(device, linear.choose_on(device)),
         grow.advance,
     )
 

@@ -466,10 +466,9 @@ static int n_threads(void) {
 
 /* q [token][stride_q], heads first, -> out [token][n_q][d]. Token t belongs to text[t] and sees its first seen[t] keys;
    key j of a text is at kv_index[text][j] of memory [token][2 n_kv][d], keys before values. */
-void attend(const float *q, int stride_q, int n_tokens, int n_q, int n_kv, int d, const float *memory,
+void attend(const float *q, int stride_q, int n_tokens, int n_q, int n_kv, int d, float scale, const float *memory,
             const int32_t *kv_index, int longest, const int32_t *text, const int32_t *seen, float *out) {
     size_t stride = (size_t)2 * n_kv * d, room = longest + 8;
-    float scale = 1.0f / sqrtf((float)d);
     int group = n_q / n_kv, n_alone = n_tokens * n_kv, n_sharing = n_threads();
     int most = n_sharing > 1 && n_alone < 4 * n_sharing ? 1 : MOST_HEADS; /* 1: better balance of few tasks */
     int n_tiles = (group + most - 1) / most;

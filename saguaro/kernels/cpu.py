@@ -2,14 +2,16 @@
 
 import ctypes
 import math
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from saguaro.kernels.native import at, library
-from saguaro.model.transformer import KVWrite, QKNormRope, Residual
+from saguaro.model.linear import Linear
+from saguaro.model.norm import Norm
+from saguaro.model.products import COMPOSED, KVWrite, QKNormRope, Residual, added
 
 UNIT = 32  # inputs are padded to a multiple of it
 PANEL = 16  # outputs that are computed together
@@ -65,40 +67,54 @@ class CPUWeight(Protocol):
     def rows(n_rows: int, n: int) -> Rows:
         """A buffer for input rows [T, n] of such a matrix."""
 
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See saguaro.model.linear.Packed."""
+
+
+class _Fusible(Protocol):
+    weight: CPUWeight
+    bias: Tensor | None
+
 
 class CPUProducts:
-    """See saguaro.model.transformer.Products; all weights are of one kind."""
+    """See saguaro.model.products.Products; fuses products with weights of one kind."""
 
     def __init__(self, kind: type[CPUWeight]) -> None:
-        self._rows, self._library = kind.rows, library()
+        self._kind, self._rows, self._library = kind, kind.rows, library()
 
-    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Residual:
+    def begin(self, x: Tensor, norm: nn.Module) -> Residual:
         """See Products."""
+        if type(norm) is not Norm:
+            return Residual(x, norm)
         x = x.contiguous()
-        return Residual(x, prepared(x, self._rows(*x.shape), norm, eps))
+        return Residual(x, norm, prepared(x, self._rows(*x.shape), norm.weight, norm.eps))
 
-    def read(self, stream: Residual, weight: CPUWeight, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    def read(self, stream: Residual, linear: nn.Module, out_dtype: torch.dtype) -> Tensor:
         """See Products."""
+        if stream.fused is None or not self._reads(linear):
+            return COMPOSED.read(stream, linear, out_dtype)
         assert out_dtype == torch.float32, out_dtype
-        return multiply(stream.read, weight, bias)
+        return multiply(stream.fused, linear.weight, linear.bias)
 
-    def read_heads(
-        self, stream: Residual, weight: CPUWeight, bias: Tensor | None, turn: QKNormRope, place: KVWrite
-    ) -> Tensor:
+    def read_heads(self, stream: Residual, linear: nn.Module, turn: QKNormRope, place: KVWrite) -> Tensor:
         """See Products."""
-        rows, (_, n_stored, d), n_q = stream.read, place.memory.shape, turn.n_heads
+        if stream.fused is None or not self._reads(linear):
+            return COMPOSED.read_heads(stream, linear, turn, place)
+        weight, bias, (q_norm, k_norm, eps) = linear.weight, linear.bias, turn.norms
+        rows, (_, n_stored, d), n_q = stream.fused, place.memory.shape, turn.n_heads
         assert rows.width == weight.width, (rows.width, weight.width)
         heads = torch.empty(rows.n_rows, n_q + n_stored, d)
         self._library.read_heads(
-            weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), n_q, n_stored // 2, d, at(turn.q_norm),
-            at(turn.k_norm), turn.eps, at(turn.cos), at(turn.sin), at(place.memory), at(place.kv_index),
-            heads.data_ptr(),
+            weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), n_q, n_stored // 2, d, at(q_norm),
+            at(k_norm), eps, at(turn.cos), at(turn.sin), at(place.memory), at(place.kv_index), heads.data_ptr(),
         )  # fmt: skip
         return heads.narrow(1, 0, n_q)
 
-    def read_gated(self, stream: Residual, weight: CPUWeight, bias: Tensor | None) -> Tensor:
+    def read_gated(self, stream: Residual, linear: nn.Module) -> Tensor:
         """See Products."""
-        rows = stream.read
+        if stream.fused is None or not self._reads(linear):
+            return COMPOSED.read_gated(stream, linear)
+        rows, weight, bias = stream.fused, linear.weight, linear.bias
         assert rows.width == weight.width, (rows.width, weight.width)
         gated = torch.empty(rows.n_rows, weight.n_out // 2)
         self._library.read_gated(
@@ -106,18 +122,23 @@ class CPUProducts:
         )  # fmt: skip
         return gated
 
-    def write(
-        self, stream: Residual, y: Tensor, weight: CPUWeight, bias: Tensor | None, norm: Tensor, eps: float
-    ) -> Residual:
+    def write(self, stream: Residual, y: Tensor, linear: nn.Module, norm: nn.Module) -> Residual:
         """See Products."""
+        if type(norm) is not Norm or not self._reads(linear):
+            return self.begin(added(stream.x, y, linear), norm)
+        weight, bias = linear.weight, linear.bias
         (n_rows, n_in), n_out, y = y.shape, weight.n_out, y.contiguous()
         assert wide(n_in) == weight.width, (n_in, weight.width)
         x, rows = torch.empty(n_rows, n_out), self._rows(n_rows, n_out)
         self._library.write_rows(
-            weight.address, at(y), n_rows, at(bias), at(stream.x), at(norm), eps, mixed(n_out), rows.width,
-            x.data_ptr(), rows.at, rows.scales_at,
+            weight.address, at(y), n_rows, at(bias), at(stream.x), at(norm.weight), norm.eps, mixed(n_out),
+            rows.width, x.data_ptr(), rows.at, rows.scales_at,
         )  # fmt: skip
-        return Residual(x, rows)
+        return Residual(x, norm, rows)
+
+    def _reads(self, linear: nn.Module) -> TypeGuard["_Fusible"]:
+        """Whether this is a plain Linear with a weight of this kind."""
+        return type(linear) is Linear and type(linear.weight) is self._kind
 
 
 class Int8Weight:
@@ -138,6 +159,10 @@ class Int8Weight:
         """See CPUWeight."""
         return Rows(n_rows, n, has_scales=True)
 
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See Packed."""
+        return multiply(prepared(x.contiguous(), self.rows(*x.shape)), self, bias)
+
 
 class Float32Weight:
     """A float32 matrix."""
@@ -154,6 +179,10 @@ class Float32Weight:
     def rows(n_rows: int, n: int) -> Rows:
         """See CPUWeight."""
         return Rows(n_rows, n, has_scales=False)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See Packed."""
+        return multiply(prepared(x.contiguous(), self.rows(*x.shape)), self, bias)
 
 
 def prepared(x: Tensor, rows: Rows, norm: Tensor | None = None, eps: float = 0.0) -> Rows:

@@ -1,7 +1,7 @@
 """The bookkeeping of a growth step as one kernel: put the nodes just computed into the trees, then pick the next ones.
 
 The twin is `expand` and `pick` of draft/tree.py, which own and document the trees, with the chances of draft/chance.py.
-One program serves one row. Nodes of equal score are picked in the order of their places.
+One program serves one row.
 """
 
 # Triton kernels have their own annotations, not types.
@@ -16,11 +16,13 @@ from torch import Tensor
 
 NEVER = tl.constexpr(float("-inf"))
 ALWAYS = tl.constexpr(float("inf"))
-MANY = tl.constexpr(2**30)  # more than any place, node or depth
+MANY = tl.constexpr(2**30)  # more than any depth
+CELLS = tl.constexpr(2**20)  # more than any cell
+LAST = tl.constexpr(2**62)  # after any cell of any lineage
 
 
 def advance(
-    trees: Sequence[Tensor],  # token, score, bin, place, node, position, depth, path, is_used of draft/tree.py's Trees
+    trees: Sequence[Tensor],  # all tensors of draft/tree.py's Trees, without the root
     before: Sequence[Tensor] | None,  # index, is_real, place, position, depth, path, score of the nodes just computed
     ranked: tuple[Tensor, Tensor] | None,  # [B * R, W] each: tokens and scores of their children, best first
     table: tuple[Tensor, Tensor, Tensor, int],  # rates, edges, first bins of a rank; bins of rows with noise
@@ -28,16 +30,18 @@ def advance(
     temperature: Tensor,  # [B] float32
     scratch: Tensor,  # [B] int64: KV index of place 0
     limits: tuple[float, float, float],  # of a child's probability: least and most; and largest log-probability
+    lineages: int,  # numbers of paths
     n: int,
     depth: int,
     is_chain: bool,
+    falls: bool,  # whether a child is at most as likely as the sibling before it
 ) -> tuple[Tensor, ...] | None:
     """Change the trees in place, and pick n nodes whose parent is less than `depth` deep; None if n is 0.
 
     Returns the fields of draft/tree.py's Picked, then for the attention KV indices [B, n], the number of keys seen
     [B, n] int32, and the KV indices of the paths [B, n, D] int32.
     """
-    token, score, bins, place, node, position, own_depth, path, is_used = trees
+    token, score, bins, place, node, position, own_depth, path, is_used, lineage = trees
     b, n_places, width = token.shape
     n_path, device = path.shape[2], token.device
     assert all(x.is_contiguous() for x in trees)
@@ -54,14 +58,17 @@ def advance(
     own_path = torch.empty(b, max(n, 1), n_path, dtype=torch.int64, device=device)
     seen = torch.empty(b, max(n, 1), dtype=torch.int32, device=device)
     paths = torch.empty(b, max(n, 1), n_path, dtype=torch.int32, device=device)
+    free = torch.empty(b, n_places, dtype=torch.int32, device=device)
+    n_cells = triton.next_power_of_2(n_places) * triton.next_power_of_2(width)
     rate, edges, base, n_bins = table
     _advance_kernel[(b,)](
-        token, score, bins, place, node, position, own_depth, path, is_used.view(torch.int8),
+        token, score, bins, place, node, position, own_depth, path, is_used.view(torch.int8), lineage,
         *given, tokens, scores, rate, edges, base, n_bins, root, temperature, scratch,
-        whole, real, best, own_path, seen, paths, depth, *limits,
-        N_EDGES=len(edges), E_PAD=triton.next_power_of_2(len(edges)), PLACES=n_places,
-        P_PAD=triton.next_power_of_2(n_places), W=width, W_PAD=triton.next_power_of_2(width),
-        D=n_path, D_PAD=triton.next_power_of_2(n_path), N_BEFORE=n_before, N=n, IS_CHAIN=is_chain, num_warps=4,
+        whole, real, best, own_path, seen, paths, free, depth, *limits,
+        N_EDGES=len(edges), PLACES=n_places, P_PAD=triton.next_power_of_2(n_places), W=width,
+        W_PAD=triton.next_power_of_2(width), D=n_path, D_PAD=triton.next_power_of_2(n_path),
+        N_BEFORE=n_before, B_PAD=triton.next_power_of_2(max(n_before, 1)), N=n, N_PAD=triton.next_power_of_2(max(n, 1)),
+        IS_CHAIN=is_chain, FALLS=falls, LINEAGES=lineages, num_warps=4 if n_cells <= 2048 else 8,
     )  # fmt: skip
     if n == 0:
         return None
@@ -71,102 +78,142 @@ def advance(
 
 @triton.jit(do_not_specialize=["depth"])
 def _advance_kernel(
-    token, score, bins, place, node, position, own_depth, path, is_used,
+    token, score, bins, place, node, position, own_depth, path, is_used, lineage,
     b_index, b_real, b_place, b_position, b_depth, b_path, b_score, tokens, scores, rate, edges, base, n_bins,
-    root, temperature, scratch, whole, real, best, own_path, seen, paths, depth, least, most, sure,
-    N_EDGES: tl.constexpr, E_PAD: tl.constexpr, PLACES: tl.constexpr, P_PAD: tl.constexpr, W: tl.constexpr,
-    W_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, N_BEFORE: tl.constexpr, N: tl.constexpr,
-    IS_CHAIN: tl.constexpr,
+    root, temperature, scratch, whole, real, best, own_path, seen, paths, free, depth, least, most, sure,
+    N_EDGES: tl.constexpr, PLACES: tl.constexpr, P_PAD: tl.constexpr, W: tl.constexpr, W_PAD: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, N_BEFORE: tl.constexpr, B_PAD: tl.constexpr, N: tl.constexpr,
+    N_PAD: tl.constexpr, IS_CHAIN: tl.constexpr, FALLS: tl.constexpr, LINEAGES: tl.constexpr,
 ):  # fmt: skip
-    """One row: expand N_BEFORE nodes, then pick N."""
+    """One row: expand N_BEFORE nodes, then pick N. Only the picking is a loop: its steps wait for one another."""
     row, n_rows = tl.program_id(0), tl.num_programs(0)
     level = tl.arange(0, D_PAD)
+    is_level = level < D
     first = row * PLACES  # the row's first place
     if N_BEFORE > 0:
-        noise = tl.load(temperature + row)
-        table = tl.where(noise == 0.0, n_bins, 0)
-        for r in range(N_BEFORE):
-            at = row * N_BEFORE + r
-            goes_to, index = first + tl.load(b_place + at), tl.load(b_index + at)
-            _store_children(
-                token, score, bins, place, goes_to, tokens + at * W, scores + at * W, tl.load(b_score + at),
-                rate + table, edges, base, table, least, most, sure, N_EDGES, E_PAD, W, W_PAD,
-            )  # fmt: skip
-            tl.store(node + goes_to, index)
-            tl.store(position + goes_to, tl.load(b_position + at))
-            tl.store(own_depth + goes_to, tl.load(b_depth + at))
-            tl.store(is_used + goes_to, tl.full([], 1, tl.int8))
-            way = tl.load(b_path + at * D + level, mask=level < D, other=-1)
-            tl.store(path + goes_to * D + level, way, mask=level < D)
-            tl.store(place + first * W + index, goes_to - first, mask=(tl.load(b_real + at) != 0) & (index >= 0))
-        tl.debug_barrier()  # what some threads wrote is read by others
+        _expand(
+            token, score, bins, place, node, position, own_depth, path, is_used, lineage,
+            b_index, b_real, b_place, b_position, b_depth, b_path, b_score, tokens, scores, rate, edges, base, n_bins,
+            temperature, first, least, most, sure, N_EDGES, W, W_PAD, D, D_PAD, N_BEFORE, B_PAD, FALLS, LINEAGES,
+        )  # fmt: skip
     if N > 0:
-        rank, spot = tl.arange(0, W_PAD), tl.arange(0, P_PAD)
-        is_spot = spot < PLACES
-        used = tl.load(is_used + first + spot, mask=is_spot, other=1).to(tl.int32)
-        cells = spot[:, None] * W + rank[None]
-        is_cell = is_spot[:, None] & (rank < W)[None]
-        left = _open_scores(score, place, own_depth, first, cells, is_cell, spot, is_spot, depth, W, IS_CHAIN)
-        own_scratch = tl.load(scratch + row)
+        spot = tl.arange(0, P_PAD)
+        tl.debug_barrier()  # what some threads wrote is read by others
+        is_free = tl.load(is_used + first + spot, mask=spot < PLACES, other=1) == 0
+        tl.store(free + first + tl.cumsum(is_free.to(tl.int32), 0) - 1, spot, mask=is_free)
+        left, order = _open(score, place, own_depth, lineage, first, depth, PLACES, P_PAD, W, W_PAD, IS_CHAIN)
+        pick = tl.arange(0, N_PAD)
+        picked, own = tl.zeros([N_PAD], tl.int64), tl.full([N_PAD], NEVER, tl.float32)
         for r in range(N):
-            at, step = row * N + r, n_rows * N
-            top = tl.max(tl.max(left, 1), 0)
-            index = tl.min(tl.min(tl.where((left == top) & is_cell, cells, MANY), 1), 0)
-            free = tl.min(tl.where(used == 0, spot, MANY), 0)
-            is_real = (top > NEVER) & (free < PLACES - 1)
-            goes_to = tl.where(is_real, free, PLACES - 1).to(tl.int64)
-            above = first + tl.where(is_real, index // W, tl.load(root + row))  # a free place has no depth or path
-            above_depth, above_position = tl.load(own_depth + above), tl.load(position + above)
-            way = tl.load(path + above * D + level, mask=level < D, other=-1)
-            way = tl.where(level == tl.minimum(above_depth, D - 1), goes_to, way)
-            tl.store(whole + at, index.to(tl.int64))
-            tl.store(whole + step + at, goes_to)
-            tl.store(whole + 2 * step + at, tl.where(is_real, tl.load(token + first * W + index), 0))
-            tl.store(whole + 3 * step + at, above_position + 1)
-            tl.store(whole + 4 * step + at, above_depth + 1)
-            tl.store(whole + 5 * step + at, own_scratch + goes_to)
-            tl.store(real + at, is_real.to(tl.int8))
-            tl.store(best + at, tl.where(is_real, top, NEVER))
-            tl.store(own_path + at * D + level, way, mask=level < D)
-            tl.store(seen + at, (above_position + 2).to(tl.int32))
-            tl.store(paths + at * D + level, (own_scratch + tl.maximum(way, 0)).to(tl.int32), mask=level < D)
-            left = tl.where(cells == index, NEVER, left)
-            used = tl.where(spot == goes_to, 1, used)
+            top = tl.max(left, 0)
+            eldest = tl.min(tl.where(left == top, order, LAST), 0)
+            left = tl.where(order == eldest, NEVER, left)
+            picked = tl.where(pick == r, eldest, picked)
+            own = tl.where(pick == r, top, own)
+        tl.debug_barrier()  # the list of free places
+        is_one = pick < N
+        index = tl.where(is_one, picked % CELLS, 0)
+        is_real = is_one & (own > NEVER) & (pick < tl.sum(is_free.to(tl.int32), 0))
+        goes_to = tl.load(free + first + pick, mask=is_real, other=PLACES - 1).to(tl.int64)
+        above = first + tl.where(is_real, index // W, tl.load(root + row))  # a free place has no depth or path
+        above_depth, above_position = tl.load(own_depth + above), tl.load(position + above)
+        is_way = is_one[:, None] & is_level[None]
+        way = tl.load(path + above[:, None] * D + level[None], mask=is_way, other=-1)
+        way = tl.where(level[None] == tl.minimum(above_depth, D - 1)[:, None], goes_to[:, None], way)
+        at, step, own_scratch = row * N + pick, n_rows * N, tl.load(scratch + row)
+        tl.store(whole + at, index, mask=is_one)
+        tl.store(whole + step + at, goes_to, mask=is_one)
+        tl.store(whole + 2 * step + at, tl.load(token + first * W + index, mask=is_real, other=0), mask=is_one)
+        tl.store(whole + 3 * step + at, above_position + 1, mask=is_one)
+        tl.store(whole + 4 * step + at, above_depth + 1, mask=is_one)
+        tl.store(whole + 5 * step + at, own_scratch + goes_to, mask=is_one)
+        tl.store(real + at, is_real.to(tl.int8), mask=is_one)
+        tl.store(best + at, tl.where(is_real, own, NEVER), mask=is_one)
+        tl.store(own_path + at[:, None] * D + level[None], way, mask=is_way)
+        tl.store(seen + at, (above_position + 2).to(tl.int32), mask=is_one)
+        kv = (own_scratch + tl.maximum(way, 0)).to(tl.int32)
+        tl.store(paths + at[:, None] * D + level[None], kv, mask=is_way)
+
+
+@triton.jit
+def _expand(
+    token, score, bins, place, node, position, own_depth, path, is_used, lineage,
+    b_index, b_real, b_place, b_position, b_depth, b_path, b_score, tokens, scores, rate, edges, base, n_bins,
+    temperature, first, least, most, sure, N_EDGES: tl.constexpr, W: tl.constexpr, W_PAD: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, N_BEFORE: tl.constexpr, B_PAD: tl.constexpr, FALLS: tl.constexpr,
+    LINEAGES: tl.constexpr,
+):  # fmt: skip
+    """Put N_BEFORE nodes of one row into its tree; its first place is `first`."""
+    row, level = tl.program_id(0), tl.arange(0, D_PAD)
+    each = tl.arange(0, B_PAD)
+    is_one = each < N_BEFORE
+    at = row * N_BEFORE + each
+    goes_to = first + tl.load(b_place + at, mask=is_one, other=0)
+    index = tl.load(b_index + at, mask=is_one, other=-1)
+    table = tl.where(tl.load(temperature + row) == 0.0, n_bins, 0)
+    _store_children(
+        token, score, bins, place, goes_to, is_one, tokens, scores, at, tl.load(b_score + at, mask=is_one, other=0),
+        rate + table, edges, base, table, least, most, sure, N_EDGES, W, W_PAD, FALLS,
+    )  # fmt: skip
+    tl.store(node + goes_to, index, mask=is_one)
+    tl.store(position + goes_to, tl.load(b_position + at, mask=is_one, other=0), mask=is_one)
+    tl.store(own_depth + goes_to, tl.load(b_depth + at, mask=is_one, other=0), mask=is_one)
+    tl.store(is_used + goes_to, tl.full([B_PAD], 1, tl.int8), mask=is_one)
+    is_way = is_one[:, None] & (level < D)[None]
+    way = tl.load(b_path + at[:, None] * D + level[None], mask=is_way, other=-1)
+    tl.store(path + goes_to[:, None] * D + level[None], way, mask=is_way)
+    known = tl.maximum(index, 0)
+    line = tl.load(lineage + first + known // W, mask=is_one, other=0)
+    line = tl.where(index < 0, 0, (line * (W + 1) + known % W + 1) % LINEAGES)
+    tl.store(lineage + goes_to, line, mask=is_one)
+    is_child = is_one & (tl.load(b_real + at, mask=is_one, other=0) != 0) & (index >= 0)
+    tl.store(place + first * W + index, goes_to - first, mask=is_child)
 
 
 @triton.jit
 def _store_children(
-    token, score, bins, place, goes_to, tokens, scores, above, rate, edges, base, table, least, most, sure,
-    N_EDGES: tl.constexpr, E_PAD: tl.constexpr, W: tl.constexpr, W_PAD: tl.constexpr,
+    token, score, bins, place, goes_to, is_one, tokens, scores, at, above, rate, edges, base, table, least, most, sure,
+    N_EDGES: tl.constexpr, W: tl.constexpr, W_PAD: tl.constexpr, FALLS: tl.constexpr,
 ):  # fmt: skip
-    """The children of the node at a place, whose own score is `above`. `rate` begins at the row's table."""
-    rank, edge = tl.arange(0, W_PAD), tl.arange(0, E_PAD)
-    is_rank = rank < W
-    found = tl.load(scores + rank, mask=is_rank, other=NEVER)
-    is_there = is_rank & (found > NEVER) & (found < ALWAYS)
-    share = tl.exp(found - tl.max(found, 0))
-    share = share / tl.sum(share, 0)
+    """The children of the nodes at these places [B], whose own scores are `above`. `rate` begins at the row's table."""
+    rank = tl.arange(0, W_PAD)
+    is_child = is_one[:, None] & (rank < W)[None]  # [B, W]
+    child = at[:, None] * W + rank[None]
+    found = tl.where(is_one[:, None], tl.load(scores + child, mask=is_child, other=NEVER), 0.0)
+    is_there = is_child & (found > NEVER) & (found < ALWAYS)
+    share = tl.exp(found - tl.max(found, 1)[:, None])
+    share = share / tl.sum(share, 1)[:, None]
     share = tl.minimum(tl.maximum(share, 1e-6), 1.0 - 1e-6)
     odds = tl.log(share) - tl.log(1.0 - share)
-    steps = tl.load(edges + edge, mask=edge < N_EDGES, other=ALWAYS)
-    n_below = tl.sum(((odds[:, None] >= steps[None]) & (edge < N_EDGES)[None]).to(tl.int64), 1)
-    own = tl.load(base + rank, mask=is_rank, other=0) + n_below
-    chance = tl.load(rate + own, mask=is_rank, other=0.5)
+    own = tl.load(base + rank, mask=rank < W, other=0)[None] + tl.zeros_like(child)
+    for e in range(N_EDGES):
+        own += (odds >= tl.load(edges + e)).to(tl.int64)
+    chance = tl.load(rate + own, mask=is_child, other=0.5)
     chance = tl.minimum(tl.log(tl.minimum(tl.maximum(chance, least), most)), sure)
-    cell = goes_to * W + rank
-    tl.store(token + cell, tl.load(tokens + rank, mask=is_rank, other=0), mask=is_rank)
-    tl.store(score + cell, tl.where(is_there, above + chance, NEVER), mask=is_rank)
-    tl.store(bins + cell, own + table, mask=is_rank)
-    tl.store(place + cell, tl.full([W_PAD], -1, tl.int64), mask=is_rank)
+    if FALLS:
+        is_before = (rank[None] <= rank[:, None])[None]  # [1, W, W]
+        chance = tl.min(tl.where(is_before, chance[:, None, :], 0.0), 2)
+    cell = goes_to[:, None] * W + rank[None]
+    tl.store(token + cell, tl.load(tokens + child, mask=is_child, other=0), mask=is_child)
+    tl.store(score + cell, tl.where(is_there, above[:, None] + chance, NEVER), mask=is_child)
+    tl.store(bins + cell, own + table, mask=is_child)
+    tl.store(place + cell, tl.full(cell.shape, -1, tl.int64), mask=is_child)
 
 
 @triton.jit
-def _open_scores(
-    score, place, own_depth, first, cells, is_cell, spot, is_spot, depth, W: tl.constexpr, IS_CHAIN: tl.constexpr
+def _open(
+    score, place, own_depth, lineage, first, depth, PLACES: tl.constexpr, P_PAD: tl.constexpr, W: tl.constexpr,
+    W_PAD: tl.constexpr, IS_CHAIN: tl.constexpr,
 ):  # fmt: skip
-    """The scores [P, W] of nodes that may be picked; -inf for the others."""
-    deep = tl.load(own_depth + first + spot, mask=is_spot, other=MANY)
-    is_open = is_cell & (tl.load(place + first * W + cells, mask=is_cell, other=0) < 0) & (deep < depth)[:, None]
+    """Of each cell [P * W]: its score, -inf if it may not be picked, and its order among equal scores."""
+    each = tl.arange(0, P_PAD * W_PAD)
+    spot, rank = each // W_PAD, each % W_PAD
+    is_cell = (spot < PLACES) & (rank < W)
+    cell = spot * W + rank
+    deep = tl.load(own_depth + first + spot, mask=is_cell, other=MANY)
+    is_open = is_cell & (tl.load(place + first * W + cell, mask=is_cell, other=0) < 0) & (deep < depth)
     if IS_CHAIN:
-        is_open = is_open & (cells % W == 0)
-    return tl.where(is_open, tl.load(score + first * W + cells, mask=is_cell, other=NEVER), NEVER)
+        is_open = is_open & (rank == 0)
+    own = tl.where(is_open, tl.load(score + first * W + cell, mask=is_cell, other=NEVER), NEVER)
+    line = tl.load(lineage + first + spot, mask=is_cell, other=0)
+    return own, tl.where(is_cell, line * CELLS + cell, LAST)

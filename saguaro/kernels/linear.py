@@ -6,7 +6,8 @@ RMSNorm is split between two products. The product that writes the residual stre
 of x^2 of its tile. The product that reads it multiplies x * norm by the weight and divides the result by the rms.
 
 Invariant: row i of a result is a function of row i of the input, bit for bit, regardless of the other rows and of
-their number up to MAX_ROWS. So all parameters that order a sum (`config`) depend only on the weight's shape and dtype:
+their number up to MAX_ROWS. So all parameters that order a sum (`config`) depend only on the weight's shape and dtype,
+and on the device:
 
 * the weight is the left operand of the dot, [BLOCK_N, BLOCK_K] @ [BLOCK_K, BLOCK_T]: more rows only widen the right
   operand, which changes neither the instruction nor the order of the sum over k;
@@ -19,25 +20,26 @@ their number up to MAX_ROWS. So all parameters that order a sum (`config`) depen
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from saguaro.kernels import launch, rotary, short
 from saguaro.kernels.launch import follow, let_next_start, wait_for_previous
 from saguaro.kernels.short import Short
-from saguaro.model.transformer import TORCH, KVWrite, QKNormRope, Residual
+from saguaro.model.linear import Linear
+from saguaro.model.norm import Norm
+from saguaro.model.products import COMPOSED, KVWrite, QKNormRope, Residual, added
 
 MAX_ROWS = 64  # above it torch is used: many rows are bound by arithmetic
 LEAST_ROWS = 16  # narrowest right operand
 ROW_TILE = 64  # widest right operand: more rows are more programs, which find the weight in the cache
 N_COUNTERS = 4096  # most tiles of a product with split k
-N_MULTIPROCESSORS = 132
-N_PROGRAMS = 2 * N_MULTIPROCESSORS  # concurrent programs
+PER_MULTIPROCESSOR = 2  # concurrent programs
 BLOCKS = 24  # k blocks per program, about: fewer merge too often, more finish too far apart
 MOST_SPLIT = 8
 # Most shared memory of a program: half of a Hopper's, so that a second program (maybe of the next kernel) fits.
@@ -46,7 +48,7 @@ BEGIN_WARPS = 8
 
 
 class Config(NamedTuple):
-    """The tiling of a product: a function of the weight's shape and dtype, never of the number of rows."""
+    """The tiling of a product: a function of weight shape, dtype and device, never of the number of rows."""
 
     block_n: int  # rows of [out, in] memory per program; gate and up rows together
     block_k: int
@@ -56,28 +58,34 @@ class Config(NamedTuple):
 
 
 @cache
-def config(n_in: int, n_out: int, dtype: torch.dtype) -> Config:
+def config(n_in: int, n_out: int, dtype: torch.dtype, n_multiprocessors: int) -> Config:
     """The configuration of a weight.
 
-    >>> config(5120, 51200, torch.bfloat16), config(25600, 5120, torch.bfloat16).split
+    >>> config(5120, 51200, torch.bfloat16, 132), config(25600, 5120, torch.bfloat16, 132).split
     (Config(block_n=128, block_k=128, split=1, warps=8, stages=3), 8)
     """
+    n_programs = PER_MULTIPROCESSOR * n_multiprocessors
     if dtype == torch.float32:  # no tensor cores: operands are in registers
         cut = Config(block_n=32, block_k=32, split=1, warps=4, stages=2)
-    elif 128 * N_PROGRAMS <= n_out < 512 * N_PROGRAMS:
+    elif 128 * n_programs <= n_out < 512 * n_programs:
         return Config(block_n=128, block_k=128, split=1, warps=8, stages=3)
-    elif 32 * N_PROGRAMS <= n_out < 512 * N_PROGRAMS:
+    elif 32 * n_programs <= n_out < 512 * n_programs:
         return Config(block_n=64, block_k=64, split=1, warps=4, stages=6)
     else:
         cut = Config(block_n=64, block_k=128, split=1, warps=4, stages=3 if n_in >= 4096 else 4)
     n_tiles, n_blocks = _ceil(n_out, cut.block_n), _ceil(n_in, cut.block_k)
-    n_parts = 1 if n_tiles >= N_PROGRAMS else max(_ceil(N_MULTIPROCESSORS, n_tiles), round(n_blocks / BLOCKS))
+    n_parts = 1 if n_tiles >= n_programs else max(_ceil(n_multiprocessors, n_tiles), round(n_blocks / BLOCKS))
     return cut._replace(split=max(1, min(n_parts, MOST_SPLIT, n_blocks // 2)))
 
 
-def choose(n_in: int, n_out: int, dtype: torch.dtype) -> Config | Short:
+def choose(n_in: int, n_out: int, dtype: torch.dtype, n_multiprocessors: int) -> Config | Short:
     """The tiling for a weight: small weights are held in registers, larger ones read by a loop."""
-    return short.short(n_in, n_out, dtype) or config(n_in, n_out, dtype)
+    return short.short(n_in, n_out, dtype) or config(n_in, n_out, dtype, n_multiprocessors)
+
+
+def choose_on(device: torch.device) -> Callable[[int, int, torch.dtype], Config | Short]:
+    """`choose` for a CUDA device."""
+    return partial(choose, n_multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 class Scaled(NamedTuple):
@@ -89,83 +97,80 @@ class Scaled(NamedTuple):
 
 
 class TritonProducts:
-    """See saguaro.model.transformer.Products; TORCH is the twin, and is used above MAX_ROWS.
+    """See saguaro.model.products.Products; COMPOSED is the twin, and is used above MAX_ROWS.
 
     Use one per stream: concurrent products must not share the counters.
     """
 
-    def __init__(
-        self, device: torch.device, choose: Callable[[int, int, torch.dtype], Config | Short] = choose
-    ) -> None:
+    def __init__(self, device: torch.device, choose: Callable[[int, int, torch.dtype], Config | Short]) -> None:
+        """choose: the tiling of a weight, such as choose_on(device)."""
         self._arrived = torch.zeros(N_COUNTERS, dtype=torch.int32, device=device)  # zero before and after each call
         self._choose = choose
 
-    def begin(self, x: Tensor, norm: Tensor, eps: float) -> Residual:
+    def begin(self, x: Tensor, norm: nn.Module) -> Residual:
         """See Products."""
-        if len(x) > MAX_ROWS:
-            return TORCH.begin(x, norm, eps)
+        if len(x) > MAX_ROWS or type(norm) is not Norm:
+            return Residual(x, norm)
         n_rows, n = x.shape
-        assert x.stride(1) == norm.stride(0) == 1, (x.stride(), norm.stride())
-        assert norm.shape == (n,), (norm.shape, n)
+        weight = norm.weight
+        assert x.stride(1) == weight.stride(0) == 1, (x.stride(), weight.stride())
+        assert weight.shape == (n,), (weight.shape, n)
         scaled = torch.empty(n_rows, n, dtype=x.dtype, device=x.device)
         squares = torch.empty(n_rows, 1, dtype=torch.float32, device=x.device)
         _begin_kernel[(n_rows,)](
-            x, norm, scaled, squares, n, x.stride(0), BLOCK=triton.next_power_of_2(n),
+            x, weight, scaled, squares, n, x.stride(0), BLOCK=triton.next_power_of_2(n),
             num_warps=BEGIN_WARPS, enable_fp_fusion=False, **launch.early(x.device),
         )  # fmt: skip
-        return Residual(x, Scaled(scaled, squares, eps))
+        return Residual(x, norm, Scaled(scaled, squares, norm.eps))
 
-    def read(self, stream: Residual, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    def read(self, stream: Residual, linear: nn.Module, out_dtype: torch.dtype) -> Tensor:
         """See Products: sums are in float32."""
-        if len(stream.x) > MAX_ROWS:
-            return TORCH.read(stream, weight, bias, out_dtype)
-        return self._read(stream.read, weight, bias, out_dtype, is_gated=False)
+        if stream.fused is None or not _is_plain(linear):
+            return COMPOSED.read(stream, linear, out_dtype)
+        return self._read(stream.fused, linear.weight, linear.bias, out_dtype, is_gated=False)
 
-    def read_heads(
-        self, stream: Residual, weight: Tensor, bias: Tensor | None, turn: QKNormRope, place: KVWrite
-    ) -> Tensor:
+    def read_heads(self, stream: Residual, linear: nn.Module, turn: QKNormRope, place: KVWrite) -> Tensor:
         """See Products: one kernel for a small weight without per-head norms, else two; both give the same bits."""
         n_rows, d = len(stream.x), place.memory.shape[2]
-        chosen = self._choose(weight.shape[0], weight.shape[1], weight.dtype)
-        if n_rows <= MAX_ROWS and isinstance(chosen, Short) and turn.q_norm is None and d % short.BLOCK_N == 0:
-            a, squares, eps = stream.read
-            self._check(a, weight)
-            return short.read_heads(a, squares, eps, weight, bias, chosen, turn, place)
-        heads = self.read(stream, weight, bias, stream.x.dtype).view(n_rows, -1, d)
-        norms = (turn.q_norm, turn.k_norm, turn.eps)
-        return rotary.turn_and_store(heads, *norms, turn.cos, turn.sin, place.memory, place.kv_index)
+        if stream.fused is not None and turn.q_norm is None and d % short.BLOCK_N == 0 and _is_plain(linear):
+            (a, squares, eps), weight = stream.fused, linear.weight
+            chosen = self._choose(weight.shape[0], weight.shape[1], weight.dtype)
+            if isinstance(chosen, Short):
+                self._check(a, weight)
+                return short.read_heads(a, squares, eps, weight, linear.bias, chosen, turn, place)
+        heads = self.read(stream, linear, stream.x.dtype).view(n_rows, -1, d)
+        return rotary.turn_and_store(heads, *turn.norms, turn.cos, turn.sin, place.memory, place.kv_index)
 
-    def read_gated(self, stream: Residual, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def read_gated(self, stream: Residual, linear: nn.Module) -> Tensor:
         """See Products: gate and up are in float32."""
-        if len(stream.x) > MAX_ROWS:
-            return TORCH.read_gated(stream, weight, bias)
-        return self._read(stream.read, weight, bias, stream.x.dtype, is_gated=True)
+        if stream.fused is None or not _is_plain(linear):
+            return COMPOSED.read_gated(stream, linear)
+        return self._read(stream.fused, linear.weight, linear.bias, stream.x.dtype, is_gated=True)
 
-    def write(
-        self, stream: Residual, y: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float
-    ) -> Residual:
+    def write(self, stream: Residual, y: Tensor, linear: nn.Module, norm: nn.Module) -> Residual:
         """See Products: the sum is rounded once; x * norm and the squares are computed from the rounded sum."""
         x = stream.x
-        if len(x) > MAX_ROWS:
-            return TORCH.write(stream, y, weight, bias, norm, eps)
+        if len(x) > MAX_ROWS or type(norm) is not Norm or not _is_plain(linear):
+            return self.begin(added(x, y, linear), norm)
+        weight, bias, by, eps = linear.weight, linear.bias, norm.weight, norm.eps
         self._check(y, weight)
         n_in, n_out = weight.shape
         chosen = self._choose(n_in, n_out, weight.dtype)
         assert x.shape == (len(y), n_out), (x.shape, y.shape, weight.shape)
-        assert x.stride(1) == norm.stride(0) == 1, (x.stride(), norm.stride())
-        assert norm.shape == (n_out,), (norm.shape, n_out)
+        assert x.stride(1) == by.stride(0) == 1, (x.stride(), by.stride())
+        assert by.shape == (n_out,), (by.shape, n_out)
         if isinstance(chosen, Short):
-            new, scaled, squares = short.write(x, y, weight, bias, norm, chosen)
-            return Residual(new, Scaled(scaled, squares, eps))
+            new, scaled, squares = short.write(x, y, weight, bias, by, chosen)
+            return Residual(new, norm, Scaled(scaled, squares, eps))
         cut = _Cut.of(chosen, len(y), n_in, n_out)
         out, scaled = (torch.empty(len(x), n_out, dtype=x.dtype, device=x.device) for _ in range(2))
         squares = torch.empty(len(x), cut.n_tiles, dtype=torch.float32, device=x.device)
         _write_kernel[cut.grid](
-            y, weight, bias if bias is not None else norm, x, norm, out, scaled, squares, cut.workspace(x.device),
+            y, weight, bias if bias is not None else by, x, by, out, scaled, squares, cut.workspace(x.device),
             self._arrived, *y.shape, n_out, cut.per_split, y.stride(0), weight.stride(1), x.stride(0),
             FOLDS=_log2(cut.config.block_n), HAS_BIAS=bias is not None, **cut.keywords(y),
         )  # fmt: skip
-        return Residual(out, Scaled(scaled, squares, eps))
+        return Residual(out, norm, Scaled(scaled, squares, eps))
 
     def _read(
         self, read: Scaled, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype, is_gated: bool
@@ -191,6 +196,16 @@ class TritonProducts:
         assert a.stride(1) == 1, a.stride()
         assert weight.stride(0) == 1, f"a weight must lie in memory as [out, in], its strides are {weight.stride()}"
         assert a.dtype == weight.dtype, (a.dtype, weight.dtype)
+
+
+class _Plain(Protocol):
+    weight: Tensor
+    bias: Tensor | None
+
+
+def _is_plain(linear: nn.Module) -> TypeGuard[_Plain]:
+    """Whether this is a plain Linear with a plain weight."""
+    return type(linear) is Linear and isinstance(linear.weight, Tensor)
 
 
 class _Cut(NamedTuple):

@@ -31,7 +31,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "read_heads": [_P, _P, _P, _I, _P, _I, _I, _I, _P, _P, _F, _P, _P, _P, _P, _P],
     "read_gated": [_P, _P, _P, _I, _P, _P],
     "write_rows": [_P, _P, _I, _P, _P, _P, _F, _I, _I, _P, _P, _P],
-    "attend": [_P, _I, _I, _I, _I, _I, _P, _P, _I, _P, _P, _P],
+    "attend": [_P, _I, _I, _I, _I, _I, _F, _P, _P, _I, _P, _P, _P],
     "rank": [_P, _I, _I, _I, _P, _P, _P, _I, _I, _P, _P],
 }
 

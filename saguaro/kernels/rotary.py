@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from saguaro.kernels import launch
 from saguaro.kernels.launch import follow
-from saguaro.model.transformer import KVWrite, QKNormRope, Residual, TorchProducts
+from saguaro.model.products import Composed, KVWrite, QKNormRope, Residual
 
 GROUP = 8  # heads per program
 N_WARPS = 4
@@ -75,16 +75,13 @@ def turn_and_store_plain(
     return turned[:, :n_q].contiguous()
 
 
-class PlainProducts(TorchProducts):
+class PlainProducts(Composed):
     """Products in plain torch that allow a kv_index of -1: the twin of TritonProducts."""
 
-    def read_heads(
-        self, stream: Residual, weight: Tensor, bias: Tensor | None, turn: QKNormRope, place: KVWrite
-    ) -> Tensor:
+    def read_heads(self, stream: Residual, linear: nn.Module, turn: QKNormRope, place: KVWrite) -> Tensor:
         """See Products."""
-        heads = self.read(stream, weight, bias, stream.x.dtype).view(len(stream.x), -1, place.memory.shape[2])
-        norms = (turn.q_norm, turn.k_norm, turn.eps)
-        return turn_and_store_plain(heads, *norms, turn.cos, turn.sin, place.memory, place.kv_index)
+        heads = self.read(stream, linear, stream.x.dtype).view(len(stream.x), -1, place.memory.shape[2])
+        return turn_and_store_plain(heads, *turn.norms, turn.cos, turn.sin, place.memory, place.kv_index)
 
 
 @triton.jit

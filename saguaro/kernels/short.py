@@ -29,7 +29,7 @@ from torch import Tensor
 
 from saguaro.kernels import launch
 from saguaro.kernels.launch import let_next_start, wait_for_previous
-from saguaro.model.transformer import KVWrite, QKNormRope
+from saguaro.model.products import KVWrite, QKNormRope
 
 BLOCK_N = 16  # rows of [out, in] memory per program, gate and up rows together: the narrowest left operand
 ROW_TILE = 8  # rows at a time: the narrowest right operand
@@ -87,7 +87,7 @@ def read(
     out_dtype: torch.dtype,
     is_gated: bool,
 ) -> Tensor:
-    """See saguaro.model.transformer.Products: read, and read_gated."""
+    """See saguaro.model.products.Products: read, and read_gated."""
     n_out, n_parts = weight.shape[1], squares.shape[1]
     out = torch.empty(len(a), n_out // 2 if is_gated else n_out, dtype=out_dtype, device=a.device)
     _read_kernel[(cut.n_tiles(n_out),)](
@@ -108,7 +108,7 @@ def read_heads(
     turn: QKNormRope,
     place: KVWrite,
 ) -> Tensor:  # [T, H, d]
-    """See saguaro.model.transformer.Products. Heads are rounded before rope, as if they were stored in between."""
+    """See saguaro.model.products.Products. Heads are rounded before rope, as if they were stored in between."""
     (n_stored, d), n_parts = place.memory.shape[1:], squares.shape[1]
     n_out = weight.shape[1]
     n_queries = n_out // d - n_stored

@@ -2,15 +2,23 @@
 
 from collections.abc import Sequence
 
+import torch
+
+from saguaro.device.graphs import guard
 from saguaro.round import DraftSide
 from saguaro.types import Joined, Outcome, Speculation
 
 
 class Inline:
-    """Calls the draft side directly."""
+    """Calls the draft side directly, with its device as the current one."""
 
-    def __init__(self, side: DraftSide) -> None:
-        self.side = side
+    def __init__(self, side: DraftSide, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
+        self.side, self._device = side, device
+
+    def warm(self, size: int) -> None:
+        """Warm up for batches of this size."""
+        with guard(self._device):
+            self.side.warm(size)
 
     def is_fresh(self) -> bool:
         """Always False: rows are never lost."""
@@ -18,7 +26,8 @@ class Inline:
 
     def admit(self, rows: Sequence[Joined]) -> None:
         """Add these rows."""
-        self.side.admit(rows)
+        with guard(self._device):
+            self.side.admit(rows)
 
     def retire(self, slots: Sequence[int]) -> None:
         """Drop these rows."""
@@ -26,11 +35,13 @@ class Inline:
 
     def speculate(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
         """Return the next speculation."""
-        return self.side.respond(outcome, slots, room)
+        with guard(self._device):
+            return self.side.respond(outcome, slots, room)
 
     def overlap(self) -> None:
         """Prepare now, in this thread."""
-        self.side.prepare()
+        with guard(self._device):
+            self.side.prepare()
 
     def close(self) -> None:
         """Nothing to release."""

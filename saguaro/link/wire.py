@@ -159,7 +159,10 @@ def encode_reply(spec: Speculation) -> list[memoryview]:
     q = None if spec.q is None else _q(spec.q)
     is_prepared = spec.times is not None and spec.times.is_prepared
     counts = _ints(
-        [n_rows, n_nodes, 0 if q is None else q.itemsize, spec.times is not None, is_prepared, spec.parent is not None]
+        [
+            *(n_rows, n_nodes, 0 if q is None else q.itemsize, 0 if q is None else q.shape[1]),
+            *(spec.times is not None, is_prepared, spec.parent is not None),
+        ]
     )
     times = np.zeros(4, _FLOAT)
     if spec.times is not None:
@@ -174,9 +177,9 @@ def encode_reply(spec: Speculation) -> list[memoryview]:
 def decode_reply(body: Array, n_asked: int, limits: WireLimits) -> Speculation:
     """Decode a speculation for n_asked rows. It shares the body's memory."""
     reader = _Reader(body)
-    n_rows, n_nodes, q_kind, is_timed, is_prepared, is_tree = reader.ints(6, "counts", 0, 2**31).tolist()
-    if n_rows != n_asked or n_nodes > limits.lookahead or q_kind not in _Q:
-        shape = f"{n_rows} rows of {n_nodes} tokens with a q of {q_kind} bytes"
+    n_rows, n_nodes, q_kind, n_laws, is_timed, is_prepared, is_tree = reader.ints(7, "counts", 0, 2**31).tolist()
+    if n_rows != n_asked or n_nodes > limits.lookahead or q_kind not in _Q or n_laws > n_nodes:
+        shape = f"{n_rows} rows of {n_nodes} tokens with {n_laws} distributions q of {q_kind} bytes"
         raise WireError(f"{shape}, where {n_asked} rows of at most {limits.lookahead} tokens were asked for")
     times = reader.take(_FLOAT, 4).tolist()
     tokens = reader.ints(n_rows * n_nodes, "tokens", 0, limits.n_vocab - 1)
@@ -190,8 +193,9 @@ def decode_reply(body: Array, n_asked: int, limits: WireLimits) -> Speculation:
         parent = torch.from_numpy(found)
     q, kind = None, _Q[q_kind]
     if kind is not None:
-        flat = reader.take(kind, n_rows * n_nodes * limits.n_vocab)
-        q = torch.from_numpy(flat.astype(kind.newbyteorder("="), copy=False)).view(n_rows, n_nodes, limits.n_vocab)
+        flat = reader.take(kind, n_rows * n_laws * limits.n_vocab)
+        q = torch.from_numpy(flat.astype(kind.newbyteorder("="), copy=False)).view(n_rows, n_laws, limits.n_vocab)
+        _check_families(n_laws, length.tolist(), None if parent is None else parent.tolist())
     reader.end()
     return Speculation(
         tokens=torch.from_numpy(tokens).view(n_rows, n_nodes),
@@ -201,6 +205,15 @@ def decode_reply(body: Array, n_asked: int, limits: WireLimits) -> Speculation:
         times=DraftTimes((times[0], times[1]), (times[2], times[3]), bool(is_prepared)) if is_timed else None,
         parent=parent,
     )
+
+
+def _check_families(n_laws: int, length: list[int], parents: list[list[int]] | None) -> None:
+    """Every family of nodes must have its distribution."""
+    most = max(length, default=0)
+    if parents is not None:
+        most = max((len(set(own[:n])) for own, n in zip(parents, length, strict=True)), default=0)
+    if most > n_laws:
+        raise WireError(f"{most} families of nodes with {n_laws} distributions")
 
 
 def _path(reader: "_Reader", n_accepted: Array, length: Array, n_nodes: int) -> Tensor:  # [B, n_nodes]

@@ -146,8 +146,11 @@ def _draft_side(config: "DraftConfig") -> Side:
     from saguaro.draft.load import load_draft
     from saguaro.kernels.bundle import kernels_for
 
+    device = torch.device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     model = load_draft(config, None) if config.draft is not None else None
-    return methods.draft_side(config, model, kernels_for(torch.device(config.device)))
+    return methods.draft_side(config, model, kernels_for(device))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from saguaro.errors import CorruptModel, ModelNotFound, UnsupportedModel
+from saguaro.model.families import FAMILIES
 from saguaro.model.files import brief, is_there
 from saguaro.model.gguf_header import TensorInfo, read_header
+from saguaro.model.hf_config import parse_spec
 from saguaro.model.shapes import Shapes
-from saguaro.model.spec import FAMILIES, parse_spec
 
 ROPE_FREQS = "rope_freqs.weight"
 ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}

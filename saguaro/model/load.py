@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from saguaro.errors import CapacityError, CorruptModel, DownloadError, ModelNotFound, UnsupportedModel
 from saguaro.model.files import AGAIN, brief, is_there, read_json, shortened
 from saguaro.model.gguf import GGUFModel
-from saguaro.model.packed import packed_in
+from saguaro.model.hf_config import read_spec
 from saguaro.model.shapes import EMBEDDING, Shapes
-from saguaro.model.spec import ModelSpec, read_spec
+from saguaro.model.spec import ModelSpec
 from saguaro.model.token_map import FILE as TOKEN_MAP
 from saguaro.model.token_map import read_token_map
 from saguaro.model.transformer import Transformer
@@ -38,7 +38,7 @@ class Loaded:
     @property
     def n_params(self) -> int:
         """Number of weights; a tied embedding counts once."""
-        packed = packed_in(self.model)
+        packed = self.model.packed
         twice = self.model.embedding.numel() if packed and self.model.is_tied else 0
         return sum(p.numel() for p in self.model.parameters()) + sum(weight.n_params for weight in packed) - twice
 
@@ -46,7 +46,7 @@ class Loaded:
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
         plain = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        return plain + sum(weight.n_bytes for weight in packed_in(self.model))
+        return plain + sum(weight.n_bytes for weight in self.model.packed)
 
 
 def locate(name: str, revision: str | None = None, *, tokenizer_only: bool = False) -> Path:
@@ -81,7 +81,7 @@ def load(
     by_rows: bool = False,
     progress: Progress = lambda *_: None,
 ) -> Loaded:
-    """Build the transformer and fill it from the folder or .gguf file at path; by_rows: see Transformer."""
+    """Build the transformer and fill it from the folder or .gguf file at path; by_rows: see Layout."""
     if path.suffix == ".gguf":
         source = GGUFModel(path)
         source.check_shapes()

@@ -6,13 +6,18 @@ only for weights that exist.
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
+import torch
+
 from saguaro.errors import CorruptModel
 from saguaro.model.files import AGAIN, brief, shortened
+from saguaro.model.layout import Layout
 from saguaro.model.rounded import Shape
 from saguaro.model.spec import ModelSpec
+from saguaro.model.transformer import Layer
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 IGNORED = (".rotary_emb.inv_freq",)  # in old checkpoints; computed from the config
@@ -36,10 +41,19 @@ class Shapes:
             self._top[EMBEDDING] = (spec.n_vocab, spec.hidden)
         if not self.is_tied:
             self._top[HEAD] = (spec.n_vocab if n_head is None else n_head, spec.hidden)
-        self._layer = _layer_shapes(spec)
+
+    @cached_property
+    def _layer(self) -> dict[str, Shape]:
+        """The tensors of one layer, built without memory."""
+        parts = Layer(self._spec, Layout(torch.device("meta"), torch.float32)).places()
+        return {name: tuple(place.shape) for name, place in parts.items()}
 
     def check(self, held: Iterable[tuple[str, Shape]], source: Path, said_by: str = "config.json") -> None:
         """Raise unless source holds these tensors and no others; said_by: the source of the spec, for messages."""
+        try:
+            n_parts = len(self._layer)
+        except (RuntimeError, TypeError) as e:  # its sizes overflow
+            raise CorruptModel(f"{source}: {said_by} describes layers larger than any memory; {AGAIN}") from e
         found: set[str] = set()
         for name, shape in held:
             if is_ignored(name, self.is_tied):
@@ -58,7 +72,7 @@ class Shapes:
                     "do not belong together"
                 )
             found.add(name)
-        n_missing = len(self._top) + self._spec.n_layers * len(self._layer) - len(found)
+        n_missing = len(self._top) + self._spec.n_layers * n_parts - len(found)
         if n_missing:
             some = ", ".join(islice((name for name in self if name not in found), 3))
             raise CorruptModel(f"{source} lacks {brief(n_missing)} tensors ({some}, ...); {AGAIN}")
@@ -75,23 +89,3 @@ class Shapes:
         yield from self._top
         for index in range(self._spec.n_layers):
             yield from (f"model.layers.{index}.{part}" for part in self._layer)
-
-
-def _layer_shapes(spec: ModelSpec) -> dict[str, Shape]:
-    n_q, n_kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    hidden, wide = spec.hidden, spec.intermediate
-    products = [
-        ("self_attn.q_proj", n_q, hidden, spec.has_qkv_bias),
-        ("self_attn.k_proj", n_kv, hidden, spec.has_qkv_bias),
-        ("self_attn.v_proj", n_kv, hidden, spec.has_qkv_bias),
-        ("self_attn.o_proj", hidden, n_q, spec.has_output_bias),
-        ("mlp.gate_proj", wide, hidden, spec.has_mlp_bias),
-        ("mlp.up_proj", wide, hidden, spec.has_mlp_bias),
-        ("mlp.down_proj", hidden, wide, spec.has_mlp_bias),
-    ]
-    shapes: dict[str, Shape] = {f"{name}.weight": (n_out, n_in) for name, n_out, n_in, _ in products}
-    shapes |= {f"{name}.bias": (n_out,) for name, n_out, _, has_bias in products if has_bias}
-    shapes |= {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
-    if spec.has_qk_norm:
-        shapes |= {"self_attn.q_norm.weight": (spec.head_dim,), "self_attn.k_norm.weight": (spec.head_dim,)}
-    return shapes

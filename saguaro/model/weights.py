@@ -15,8 +15,7 @@ from torch import Tensor
 from saguaro.errors import CorruptModel, ModelError, ModelNotFound
 from saguaro.model.files import AGAIN, is_there, neighbour, read_json, shortened
 from saguaro.model.rounded import Shape, restored, shapes_in
-from saguaro.model.shapes import EMBEDDING, HEAD, NORM, is_ignored
-from saguaro.model.spec import ModelSpec
+from saguaro.model.shapes import EMBEDDING, is_ignored
 from saguaro.model.transformer import Layer, Transformer
 from saguaro.types import Progress
 
@@ -36,41 +35,12 @@ def fill(model: Transformer, tensors: Iterable[tuple[str, Tensor]], progress: Pr
 
 def destinations(model: Transformer) -> dict[str, Tensor]:
     """Hugging Face tensor name -> the [out, in] (or [n]) view it fills."""
-    places = {EMBEDDING: model.embedding.data, NORM: model.norm.data}
+    places = {EMBEDDING: model.embedding.data, **model.norm.places()}
     if not model.is_tied:
-        places[HEAD] = model.head.data.t()
+        places |= model.head.places()
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, Layer)
-        places |= {f"model.layers.{index}.{name}": place for name, place in _layer_places(layer, model.spec).items()}
-    return places
-
-
-def _layer_places(layer: Layer, spec: ModelSpec) -> dict[str, Tensor]:
-    n_q, n_kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    parts = [
-        (
-            layer.qkv,
-            layer.qkv_bias,
-            [("self_attn.q_proj", n_q), ("self_attn.k_proj", n_kv), ("self_attn.v_proj", n_kv)],
-        ),
-        (layer.out, layer.out_bias, [("self_attn.o_proj", spec.hidden)]),
-        (
-            layer.gate_up,
-            layer.gate_up_bias,
-            [("mlp.gate_proj", spec.intermediate), ("mlp.up_proj", spec.intermediate)],
-        ),
-        (layer.down, layer.down_bias, [("mlp.down_proj", spec.hidden)]),
-    ]
-    places = {"input_layernorm.weight": layer.norm1.data, "post_attention_layernorm.weight": layer.norm2.data}
-    if layer.q_norm is not None and layer.k_norm is not None:
-        places |= {"self_attn.q_norm.weight": layer.q_norm.data, "self_attn.k_norm.weight": layer.k_norm.data}
-    for weight, bias, widths in parts:
-        start = 0
-        for name, width in widths:
-            places[f"{name}.weight"] = weight.data.t()[start : start + width]
-            if bias is not None:
-                places[f"{name}.bias"] = bias.data[start : start + width]
-            start += width
+        places |= {f"model.layers.{index}.{name}": place for name, place in layer.places().items()}
     return places
 
 

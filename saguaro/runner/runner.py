@@ -12,7 +12,8 @@ from saguaro.attention.step import Segment, Step, make_step
 from saguaro.device.graphs import bucket
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVCache
-from saguaro.model.transformer import Products, Transformer
+from saguaro.model.products import Products
+from saguaro.model.transformer import Transformer
 from saguaro.runner.captured import CapturedSteps, Followed
 
 
@@ -82,4 +83,5 @@ def make_runner(
     """A runner with these kernels, for texts up to `longest`; None: torch or cpu.c."""
     if kernels is None:
         return Runner(model, cache, cpu_attention(cache, model.spec))
-    return Runner(model, cache, PagedAttention(cache, kernels, longest), kernels.products, captured)
+    attention = PagedAttention(cache, kernels, longest, model.spec.softmax_scale)
+    return Runner(model, cache, attention, kernels.products, captured)

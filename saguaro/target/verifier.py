@@ -16,6 +16,7 @@ from saguaro.algo import tree
 from saguaro.algo.verification import BROKEN
 from saguaro.attention.sdpa import kv_indices
 from saguaro.attention.step import Segment
+from saguaro.device.graphs import guard
 from saguaro.runner.captured import Followed
 from saguaro.runner.runner import Runner
 from saguaro.target.graphed import decision_of, facts_of
@@ -86,12 +87,14 @@ class Verifier:
 
     def warm(self, size: int) -> None:
         """Capture the step for this batch size."""
-        self._runner.warm(size)
+        with guard(self._runner.device):
+            self._runner.warm(size)
 
     @torch.inference_mode()
     def launch(self, batch: Batch, spec: Speculation) -> Pending:
         """Start computing a batch. spec has one row per sampling row, at most as long as its lookahead."""
-        with nullcontext() if self._pins is None else self._pins(sum(row.n_tokens for row in batch.rows)):
+        pinned = nullcontext() if self._pins is None else self._pins(sum(row.n_tokens for row in batch.rows))
+        with guard(self._runner.device), pinned:
             return self._launch(batch, spec)
 
     def _launch(self, batch: Batch, spec: Speculation) -> Pending:

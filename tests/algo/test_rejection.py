@@ -83,15 +83,21 @@ def test_saguaro_sampling_keeps_the_law_and_moves_the_residual() -> None:
         assert float(taken.sum()) == pytest.approx(0.98, abs=1e-4)
 
 
+def chain(n_rows: int, k: int) -> Tensor:  # [n_rows, k]
+    """The parents of chains."""
+    return torch.arange(-1, k - 1).expand(n_rows, k)
+
+
 def test_rows_are_decided_by_their_own_coins_and_lengths() -> None:
     p = torch.full((3, 3, V), 1 / V)
     q = torch.full((3, 2, V), 1 / V)
     q[1, 1] = torch.tensor([0.0, 0.0, 1.0])
     tokens = torch.tensor([[0, 1], [0, 2], [0, 1]])
     coins = torch.tensor([[0.9, 0.9], [0.5, 0.5], [0.1, 0.1]])
-    stands = coins < acceptance(p[:, :2], q, tokens)
-    n_accepted, law = reject(p, q, torch.tensor([2, 2, 1]), stands)
+    length = torch.tensor([2, 2, 1])
+    n_accepted, path, law = reject(p, q, tokens, chain(3, 2), length, 1, lambda chance: coins < chance)
     assert n_accepted.tolist() == [2, 1, 1]
+    assert path.tolist() == [[0, 1], [0, -1], [0, -1]]
     assert law[0].tolist() == p[0, 2].tolist()
     assert law[1].tolist() == [0.5, 0.5, 0.0]  # token 2 was over-drawn: nothing of it is left
     assert law[2].tolist() == p[2, 1].tolist()  # the row's speculation ended, so the target's own law
@@ -99,8 +105,10 @@ def test_rows_are_decided_by_their_own_coins_and_lengths() -> None:
 
 def test_an_empty_speculation_is_a_sample_of_the_target() -> None:
     p = torch.tensor([[[0.2, 0.5, 0.3]]])
-    n_accepted, law = reject(p, torch.zeros(1, 0, V), torch.tensor([0]), torch.zeros(1, 0, dtype=torch.bool))
+    none = torch.zeros(1, 0, dtype=torch.int64)
+    n_accepted, path, law = reject(p, torch.zeros(1, 0, V), none, none, torch.tensor([0]), 1, lambda chance: chance > 0)
     assert n_accepted.tolist() == [0]
+    assert path.shape == (1, 0)
     assert law.equal(p[:, 0])
 
 
@@ -112,8 +120,8 @@ def test_frequencies_of_the_sampled_rule() -> None:
     tokens = q.expand(n, V).multinomial(1, generator=generator)
     coins = torch.rand(n, 1, generator=generator)
     noise = -(-torch.rand(n, V, generator=generator).log()).log()
-    stands = coins < acceptance(p.expand(n, 1, V), q.expand(n, 1, V), tokens)
-    n_accepted, law = reject(p.expand(n, 2, V), q.expand(n, 1, V), torch.ones(n, dtype=torch.int64), stands)
+    given = p.expand(n, 2, V), q.expand(n, 1, V), tokens, chain(n, 1), torch.ones(n, dtype=torch.int64), 1
+    n_accepted, _, law = reject(*given, lambda chance: coins < chance)
     bonus = (law.log() + noise).argmax(-1)
     first = torch.where(n_accepted > 0, tokens[:, 0], bonus)
     found = first.bincount(minlength=V) / n

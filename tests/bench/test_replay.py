@@ -69,7 +69,7 @@ def config_of(cell: str, **settings: Any) -> EngineConfig:
 
 
 def absent(target: Loaded) -> Loaded:
-    return replace(target, model=without_weights(target.model.spec, CPU, torch.float32, torch.float32))
+    return replace(target, model=without_weights(target.model.spec, CPU, torch.float32, "float32"))
 
 
 def serve(engine: Engine, params: list[SamplingParams]) -> tuple[list[list[int]], list[RoundEvent]]:

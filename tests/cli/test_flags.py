@@ -79,9 +79,6 @@ def test_flags_of_vllm(args: tuple[str, ...], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--dtype", "half"), "dtype is 'half'; there are no kernels for float16: use bfloat16"),
-        (("--dtype", "float16"), "dtype is 'float16'; there are no kernels for float16: use bfloat16"),
-        (("--dtype", "fp8"), "dtype is 'fp8'; it must be one of auto, float32, bfloat16, int8"),
         (("--tensor-parallel-size", "2"), "tensor_parallel_size is 2; tensor parallelism is not there yet"),
         (("--tensor-parallel-size", "-1"), "tensor_parallel_size is -1; it must be 1"),
         (("--gpu-memory-utilization", "0"), "gpu_memory_utilization is 0.0; it must be more than 0 and at most 1"),

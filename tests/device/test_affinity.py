@@ -102,6 +102,8 @@ def test_long_steps_take_every_core() -> None:
     seen: list[tuple[int, tuple[set[int], int]]] = []
 
     class Watched:
+        device = torch.device("cpu")
+
         def run(self, rows: Sequence[Segment], is_followed: bool) -> None:
             seen.append((sum(len(row.tokens) for row in rows), state()))
             raise StopIteration

@@ -63,8 +63,8 @@ def test_gradients_are_those_of_finite_differences(model: Transformer) -> None:
     aim = torch.randn(N_TEXTS * LENGTH, 64, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
     def value() -> Tensor:
-        by, hidden = Parallel(N_TEXTS), hidden_states(twin, TOKENS)
-        logits = by.read(by.begin(hidden, twin.norm, twin.spec.norm_eps), twin.head, None, torch.float64)
+        by, hidden = Parallel(N_TEXTS, twin.spec.softmax_scale), hidden_states(twin, TOKENS)
+        logits = by.read(by.begin(hidden, twin.norm), twin.head, torch.float64)
         return (hidden * aim).sum() + logits.square().sum()
 
     for weight in weights.values():
@@ -95,7 +95,9 @@ def test_autocast_rounds_and_keeps_gradients(model: Transformer, dtype: torch.dt
 
 def test_logits_of_half_weights_are_not_rounded(model: Transformer) -> None:
     twin = as_dtype(model, torch.bfloat16)
-    logits = twin.logits(torch.randn(5, 64, generator=torch.Generator().manual_seed(4)).bfloat16(), Parallel(1))
+    logits = twin.logits(
+        torch.randn(5, 64, generator=torch.Generator().manual_seed(4)).bfloat16(), Parallel(1, twin.spec.softmax_scale)
+    )
     assert logits.dtype == torch.float32
     assert not torch.equal(logits, logits.bfloat16().float())
 

@@ -17,8 +17,8 @@ from saguaro.distill.parallel import hidden_states
 from saguaro.distill.student import config_of, half_for, make_student, pick_layers, save_student, with_head
 from saguaro.draft.load import load_draft, read_draft
 from saguaro.errors import ConfigError, CorruptModel, ModelError, ModelNotFound
+from saguaro.model.hf_config import parse_spec, read_spec
 from saguaro.model.load import load
-from saguaro.model.spec import parse_spec, read_spec
 from saguaro.model.tiny import EOS_ID, tiny_model, write_tiny
 from saguaro.model.transformer import Transformer
 from tests.draft.config import new_config
@@ -76,7 +76,7 @@ def test_another_head(target: Transformer) -> None:
     """Tokens it could say have the logits they had; those it could not, the target's rows."""
     student = make_student(target, [0, 2], IDS)
     with torch.no_grad():
-        for weight in (student.head, student.norm, student.layers[1].get_parameter("gate_up")):
+        for weight in (student.head.matrix, student.norm.weight, student.layers[1].get_parameter("mlp.gate_up.weight")):
             weight.mul_(1.25)
     ids = torch.tensor([40, 120, EOS_ID, 7, 101])
     changed = with_head(student, target, ids)
@@ -85,8 +85,8 @@ def test_another_head(target: Transformer) -> None:
     assert torch.equal(hidden_states(changed, TOKENS), hidden_states(student, TOKENS))
     rows = {int(token): row for row, token in enumerate(IDS)}
     for row, token in enumerate(ids.tolist()):
-        wanted = student.head[:, rows[token]] if token in rows else target.head[:, token]
-        assert torch.equal(changed.head[:, row], wanted)
+        wanted = student.head.matrix[:, rows[token]] if token in rows else target.head.matrix[:, token]
+        assert torch.equal(changed.head.matrix[:, row], wanted)
 
 
 def test_only_the_embedding_is_shared(target: Transformer) -> None:
@@ -142,7 +142,7 @@ def test_a_config_is_read_as_it_was_written(tmp_path: Path, family: str, others:
     assert read_spec(tmp_path / "student") == student.spec
     again = read_draft(settings(tmp_path / "student", tmp_path / "target"), target)
     assert torch.equal(hidden_states(again, TOKENS), hidden_states(student, TOKENS))
-    assert torch.equal(again.head, student.head)
+    assert torch.equal(again.head.matrix, student.head.matrix)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

@@ -101,7 +101,7 @@ def test_chunks_of_positions_change_nothing(
 
 def test_a_loss_that_is_no_number(target: Transformer, texts: list[Text], tmp_path: Path) -> None:
     student = student_of(target)
-    student.head.data[0, 0] = math.nan
+    student.head.matrix.data[0, 0] = math.nan
     with pytest.raises(ConfigError, match=r"the loss is nan at step 1 with learning_rate 0.003; use a lower one"):
         train(student, target, texts, SHORT, folder=tmp_path)
     assert not any(tmp_path.iterdir())

@@ -107,14 +107,17 @@ def test_drop_shares_every_weight(target: Transformer, target_folder: Path) -> N
     ]
     ours = {p.data_ptr() for p in target.parameters()}
     assert {p.data_ptr() for p in draft.parameters()} <= ours
-    assert (draft.head.data_ptr(), draft.embedding.data_ptr()) == (target.head.data_ptr(), target.embedding.data_ptr())
+    assert (draft.head.matrix.data_ptr(), draft.embedding.data_ptr()) == (
+        target.head.matrix.data_ptr(),
+        target.embedding.data_ptr(),
+    )
     assert (target.spec.n_layers, len(target.layers)) == (4, 4)
 
 
 def test_drop_loads_the_target_where_it_is_not_at_hand(target: Transformer, target_folder: Path) -> None:
     shared = read_draft(settings("drop:1", target_folder), target)
     own = read_draft(settings("drop:1", target_folder), None)
-    assert own.head.data_ptr() != shared.head.data_ptr()
+    assert own.head.matrix.data_ptr() != shared.head.matrix.data_ptr()
     pairs = zip(own.parameters(), shared.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -125,7 +128,7 @@ def test_drop_loads_the_target_where_it_is_not_at_hand(target: Transformer, targ
 def test_a_draft_has_a_dtype_of_its_own(folder: Path, target_folder: Path, target: Transformer) -> None:
     draft = load_draft(settings(folder, target_folder, dtype="bfloat16"), target)
     assert {p.dtype for p in draft.parameters()} == {torch.bfloat16}
-    assert torch.equal(draft.head, target.head.bfloat16())
+    assert torch.equal(draft.head.matrix, target.head.matrix.bfloat16())
 
 
 @pytest.mark.parametrize("n_vocab", [N_KNOWN, 512])
@@ -230,10 +233,10 @@ def change(folder: Path, **fields: Any) -> None:
 def test_the_embedding_is_the_targets_tensor(student: Path, target: Transformer, target_folder: Path) -> None:
     draft = read_draft(settings(student, target_folder), target)
     assert draft.embedding is target.embedding
-    assert (draft.spec.n_layers, draft.spec.n_vocab, draft.head.shape) == (2, 288, (64, len(IDS)))
+    assert (draft.spec.n_layers, draft.spec.n_vocab, draft.head.matrix.shape) == (2, 288, (64, len(IDS)))
     assert draft.token_map is not None
     assert draft.token_map.equal(IDS)
-    assert torch.equal(draft.head, target.head[:, IDS])
+    assert torch.equal(draft.head.matrix, target.head.matrix[:, IDS])
 
 
 @pytest.mark.parametrize("tied", [False, True])

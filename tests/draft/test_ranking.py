@@ -1,4 +1,4 @@
-"""First children that are samples of q, with noise that is new for every draw, and the others by likelihood."""
+"""Children that are drawn from q, with noise that is new for every node, and the others by likelihood."""
 
 from collections import Counter
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from saguaro.algo import sampling
 from saguaro.algo.theory import saguaro_probabilities
 from saguaro.draft.ranking import Draws, likeliest, with_first
+from saguaro.kernels.bundle import plain_kernels
 
 V, C = 10, 4
 CPU = torch.device("cpu")
@@ -94,8 +95,41 @@ def test_no_two_draws_have_the_same_noise() -> None:
     assert set(own.tolist()) != set(first.tolist())
 
 
+def test_children_of_trees_are_drawn_without_replacement() -> None:
+    """Pairs are as frequent as those of two draws, the second from what the first leaves."""
+    n = 6000
+    tokens, scores, q = drawn(n, draws=Draws(1.0, 0, CPU, n=C))
+    assert scores.equal(likeliest(logits(1), C)[1].expand_as(scores)), "scores tell the rank only"
+    assert all(len(set(row)) == C for row in tokens.tolist())
+    counts = Counter(map(tuple, tokens[:, :2].tolist()))
+    for first in range(V):
+        for second in range(V):
+            chance = float(q[first] * q[second] / (1 - q[first])) if first != second else 0.0
+            assert abs(counts[first, second] / n - chance) < 0.03, (first, second)
+    assert tokens[:, 0].equal(drawn(n)[0][:, 0]), "the first is that of a chain"
+
+
+def test_where_q_ends_the_likeliest_follow() -> None:
+    """A greedy row has one token to draw: its siblings are the next best."""
+    tokens, _, q = drawn(3, temperature=0.0, draws=Draws(1.0, 0, CPU, n=C))
+    assert tokens.tolist() == [likeliest(logits(1), C)[0][0].tolist()] * 3
+    assert int((q > 0).sum()) == 1
+
+
+def test_the_kernel_draws_the_same_children() -> None:
+    ours = drawn(50, draws=Draws(0.5, 0, CPU, n=C))
+    theirs = drawn(50, draws=Draws(0.5, 0, CPU, n=C, kernels=plain_kernels()))
+    assert ours[0].equal(theirs[0])
+    assert (
+        drawn(2, temperature=0.0, draws=Draws(1.0, 0, CPU, n=C, kernels=plain_kernels()))[0].tolist()
+        == [likeliest(logits(1), C)[0][0].tolist()] * 2
+    )
+
+
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
-@given(st.permutations(range(6)), st.integers(1, 6), st.integers(0, 8))
-def test_a_token_put_first(tokens: list[int], n: int, first: int) -> None:
-    given_first = with_first(torch.tensor([tokens[:n]]), torch.tensor([[first]]))[0].tolist()
-    assert given_first == [first, *(token for token in tokens[:n] if token != first)][:n]
+@given(st.permutations(range(6)), st.integers(1, 6), st.permutations(range(8)), st.integers(0, 6), st.integers(0, 6))
+def test_tokens_put_first(tokens: list[int], n: int, drawn: list[int], m: int, n_real: int) -> None:
+    first, is_real = torch.tensor([drawn[:m]], dtype=torch.int64), torch.arange(m)[None] < n_real
+    found = with_first(torch.tensor([tokens[:n]]), first, is_real)[0].tolist()
+    real = drawn[: min(m, n_real)]
+    assert found == [*real, *(token for token in tokens[:n] if token not in real)][:n]

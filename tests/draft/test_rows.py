@@ -90,20 +90,21 @@ def test_rows_that_were_drawn_and_rows_that_were_not(rows: DraftRows) -> None:
     spec = rows.in_flight([0, 9, 4], lookahead=3, n_vocab=3)
     assert spec.q is not None
     assert torch.equal(spec.q[2], q)
-    assert spec.q[0, 0].tolist() == [0, 1, 0]
-    real = torch.arange(3) < spec.length[:, None]
-    assert torch.allclose(spec.q.sum(-1)[real], torch.ones(3))
+    assert not spec.q[:2].any()
     put(rows, 4, [2, 0], DRAFT)
     assert rows.in_flight([0, 4], lookahead=3, n_vocab=3).q is None
 
 
-def test_q_shorter_or_longer_than_the_speculation() -> None:
-    spec = Speculation.of([[1, 2], [2, 1], [0, 0]], 2, [DRAFT] * 3)
-    short, long = torch.full((1, 3), 1 / 3, dtype=torch.float64), torch.full((3, 3), 0.2, dtype=torch.float64)
-    q = stack_q(spec, [short, long, None], 3)
-    assert q.shape == (3, 2, 3)
+def test_q_of_trees_has_a_line_for_each_family() -> None:
+    """A chain of three and a tree of three siblings, which were drawn from one distribution; one that was not drawn."""
+    spec = Speculation.of([[1, 2, 0], [2, 1, 0], [0, 0]], 3, [DRAFT] * 3, [[-1, 0, 1], [-1, -1, -1], None])
+    chain, tree = torch.full((3, 3), 1 / 3, dtype=torch.float64), torch.full((1, 3), 0.2, dtype=torch.float64)
+    q = stack_q(spec, [chain, tree, None], 3)
+    assert q.shape == (3, 3, 3)
     assert q.dtype == torch.float64
-    assert torch.equal(q[0, 0], short[0])
-    assert q[0, 1].tolist() == [0, 0, 1]
-    assert torch.equal(q[1], long[:2])
-    assert q[2].tolist() == [[1, 0, 0], [1, 0, 0]]
+    assert torch.equal(q[0], chain)
+    assert torch.equal(q[1, :1], tree)
+    assert not q[1, 1:].any()
+    assert not q[2].any()
+    assert stack_q(spec, [tree, tree, tree], 3).shape == (3, 1, 3)
+    assert stack_q(spec, [tree, tree, None], 3).shape == (3, 2, 3), "each token of a chain is a family"

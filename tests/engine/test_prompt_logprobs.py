@@ -168,7 +168,7 @@ def test_a_token_that_no_text_has_is_scored_last(folder: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_logits_that_are_not_finite_are_told(folder: Path, value: float) -> None:
     with tiny(folder) as llm:
-        llm.engine.loaded.model.norm[3] = value
+        llm.engine.loaded.model.norm.weight[3] = value
         for params in (SamplingParams(max_tokens=0, prompt_logprobs=1), SCORED):
             (result,) = llm.generate(PROMPT, params)
             assert result.outputs[0].finish_reason == "error"

@@ -7,6 +7,7 @@ its file and name, and the bytes of shared memory it takes.
 """
 
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,19 +94,21 @@ def launch_products(
     n_rows: int, hidden: int, n_heads: int, n_kv: int, d: int, mlp: int, n_vocab: int, has_norms: bool
 ) -> None:
     """A layer's products, and the head's."""
-    from saguaro.kernels.linear import TritonProducts
-    from saguaro.model.transformer import KVWrite, QKNormRope
+    from saguaro.kernels.linear import TritonProducts, choose
+    from saguaro.model.layout import Layout
+    from saguaro.model.products import KVWrite, QKNormRope
 
-    by, norm = TritonProducts(META), empty(hidden)
-    angles, head_norm = empty(n_rows, 1, d), empty(d) if has_norms else None
-    turn = QKNormRope(n_heads, head_norm, head_norm, 1e-6, angles, angles)
+    layout = Layout(META, torch.bfloat16)
+    by, norm = TritonProducts(META, partial(choose, n_multiprocessors=132)), layout.norm(hidden, 1e-6, "")
+    angles, head_norm = empty(n_rows, 1, d), layout.norm(d, 1e-6, "") if has_norms else None
+    turn = QKNormRope(n_heads, head_norm, head_norm, angles, angles)
     place = KVWrite(empty(64, 2 * n_kv, d), empty(n_rows, dtype=torch.int64))
-    stream = by.begin(empty(n_rows, hidden), norm, 1e-6)
-    by.read_heads(stream, empty((n_heads + 2 * n_kv) * d, hidden).t(), None, turn, place)
-    stream = by.write(stream, empty(n_rows, n_heads * d), empty(hidden, n_heads * d).t(), None, norm, 1e-6)
-    by.read_gated(stream, empty(2 * mlp, hidden).t(), None)
-    stream = by.write(stream, empty(n_rows, mlp), empty(hidden, mlp).t(), None, norm, 1e-6)
-    by.read(stream, empty(n_vocab, hidden).t(), None, torch.float32)
+    stream = by.begin(empty(n_rows, hidden), norm)
+    by.read_heads(stream, layout.linear(hidden, {"": (n_heads + 2 * n_kv) * d}), turn, place)
+    stream = by.write(stream, empty(n_rows, n_heads * d), layout.linear(n_heads * d, {"": hidden}), norm)
+    by.read_gated(stream, layout.linear(hidden, {"": 2 * mlp}))
+    stream = by.write(stream, empty(n_rows, mlp), layout.linear(mlp, {"": hidden}), norm)
+    by.read(stream, layout.linear(hidden, {"": n_vocab}), torch.float32)
 
 
 def launch_attention(n_rows: int, longest: int, n_heads: int, n_kv: int, d: int) -> None:
@@ -118,7 +121,17 @@ def launch_attention(n_rows: int, longest: int, n_heads: int, n_kv: int, d: int)
     nodes = (lengths, empty(n_rows, dtype=torch.int32), empty(n_rows, 8, dtype=torch.int32))
     for tree in (None, nodes):
         attend(
-            empty(n_rows, n_heads, d), memory, pages, starts, lengths, 16, n_rows, longest, nodes=tree, arrived=arrived
+            empty(n_rows, n_heads, d),
+            memory,
+            pages,
+            starts,
+            lengths,
+            16,
+            n_rows,
+            longest,
+            d**-0.5,
+            nodes=tree,
+            arrived=arrived,
         )
 
 
@@ -134,7 +147,7 @@ def launch_sampling() -> None:
 
 def launch_growth(n_places: int, n_children: int) -> None:
     """The bookkeeping of the first step of a draft, of one between, and of the last, for four rows."""
-    from saguaro.draft.tree import Trees
+    from saguaro.draft.tree import LINEAGES, Trees
     from saguaro.kernels.grow import advance
 
     trees, long = Trees.empty(4, n_places, n_children, 17, META), torch.int64
@@ -146,7 +159,9 @@ def launch_growth(n_places: int, n_children: int) -> None:
         path, is_real = empty(4, n_before, 17, dtype=long), empty(4, n_before, dtype=torch.bool)
         before = (index, is_real, place, position, depth, path, empty(4, n_before, dtype=torch.float32))
         ranked = (empty(4 * n_before, n_children, dtype=long), empty(4 * n_before, n_children, dtype=torch.float32))
-        advance((*tensors, trees.path, trees.is_used), before, ranked, *rest, n, 8, False)
+        for falls in (False, True):
+            state = (*tensors, trees.path, trees.is_used, trees.lineage)
+            advance(state, before, ranked, *rest, LINEAGES, n, 8, False, falls)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from saguaro.attention.sdpa import kv_indices
 
 pytest.importorskip("triton")
 
-from saguaro.kernels.attention import Nodes, attend, attend_plain, counters, tile_of
+from saguaro.kernels.attention import Nodes, counters, tile_of
 from tests.kernels.test_attention import (
     BF16,
     DEVICE,
@@ -25,6 +25,8 @@ from tests.kernels.test_attention import (
     _exact,
     _int32,
     _starts,
+    attend,
+    attend_plain,
 )
 
 SHAPES = [
@@ -85,7 +87,7 @@ class Step:
     def attend(self, *, n_queries: int = 0, longest: int = 0, split: int = SPLIT, **options: object) -> Tensor:
         call = (self.q, self.texts.memory, self.texts.pages, self.starts, _int32(self.lengths), self.shape.page_size)
         bounds = (n_queries or self.most, longest or max(self.lengths))
-        return attend(*call, *bounds, nodes=self.nodes, split=split, **options)  # type: ignore[arg-type]
+        return attend(*call, *bounds, nodes=self.nodes, split=split, **options)
 
     def plain(self) -> Tensor:
         call = (self.q, self.texts.memory, self.texts.pages, self.starts, _int32(self.lengths), self.shape.page_size)
@@ -104,7 +106,7 @@ class Step:
         memory, pages = texts.place(seed=5)
         lengths = [len(own) for own in kv]
         call = (self.q, memory, pages, _starts([1] * len(kv)), _int32(lengths), self.shape.page_size, 1, max(lengths))
-        return attend(*call, split=SPLIT, _n_programs=1, **options)  # type: ignore[arg-type]
+        return attend(*call, split=SPLIT, _n_programs=1, **options)
 
 
 def grow(n: int, seed: int, most: int = 64) -> list[int]:

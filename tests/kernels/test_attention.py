@@ -1,8 +1,9 @@
 """Attention kernels against their twins, a float64 reference and the engine's attention; and the invariance of bits."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,13 +15,17 @@ from saguaro.attention.sdpa import kv_indices
 
 pytest.importorskip("triton")
 
+from saguaro.kernels import attention
 from saguaro.kernels.attention import SPLIT as ATTENTION_SPLIT
-from saguaro.kernels.attention import attend, attend_plain, counters, shares, tile_of
+from saguaro.kernels.attention import counters, shares, tile_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPLIT = 64  # several splits in few keys
 BF16, FP32 = torch.bfloat16, torch.float32
 TOLERANCE = {BF16: 2e-2, FP32: 5e-6}
+SCALE = 0.2  # of no head size
+attend: Callable[..., Tensor] = partial(attention.attend, scale=SCALE)
+attend_plain: Callable[..., Tensor] = partial(attention.attend_plain, scale=SCALE)
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ def _exact(q: Tensor, kv: Tensor, is_seen: Tensor) -> Tensor:
         keys = kv[is_seen[i]]
         for head in range(n_heads if len(keys) else 0):
             shared = head // (n_heads // n_kv)
-            weights = (keys[:, shared] @ q[i, head] / d**0.5).softmax(0)
+            weights = (keys[:, shared] @ q[i, head] * SCALE).softmax(0)
             out[i, head] = weights @ keys[:, n_kv + shared]
     return out.view(n, n_heads * d)
 
@@ -204,7 +209,9 @@ def test_the_twin_attends_as_the_engine_does() -> None:
     call = (q, texts.memory, texts.pages, _starts([n]), _int32([length]), shape.page_size, n, length)
     keys, values = texts.kv[0].to(DEVICE).transpose(0, 1)[None].chunk(2, 1)
     mask = torch.ones(n, length, dtype=torch.bool, device=DEVICE).tril(length - n)
-    expected = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True)
+    expected = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], keys, values, attn_mask=mask, scale=SCALE, enable_gqa=True
+    )
     _assert_close(attend_plain(*call), expected[0].transpose(0, 1).reshape(n, -1), FP32)
 
 

@@ -13,12 +13,13 @@ from torch import Tensor
 from saguaro.errors import ConfigError
 from saguaro.kernels import cpu, native
 from saguaro.kernels.cpu import CPUProducts, CPUWeight, Float32Weight, Int8Weight, Rows, mixed, multiply, prepared
+from saguaro.kernels.formats import packs, ready
 from saguaro.kernels.native import at, library
-from saguaro.kernels.ready import packs, ready
+from saguaro.model.linear import Linear
 from saguaro.model.load import load
-from saguaro.model.packed import packed_in
+from saguaro.model.norm import Norm
+from saguaro.model.products import COMPOSED, KVWrite, QKNormRope, Residual
 from saguaro.model.tiny import write_tiny
-from saguaro.model.transformer import TORCH, KVWrite, QKNormRope, Residual
 
 EPS = 1e-5
 Threads = Callable[[int], None]
@@ -78,7 +79,7 @@ def test_zeros_stay_zeros_and_what_is_no_number_stays_none() -> None:
     by, weight = CPUProducts(Int8Weight), Int8Weight(draw(8, 64))
     x = torch.zeros(2, 64)
     x[1, 3] = math.nan
-    y = by.read(by.begin(x, torch.ones(64), EPS), weight, None, torch.float32)
+    y = by.read(by.begin(x, Norm(torch.ones(64), EPS)), Linear(weight), torch.float32)
     assert y[0].tolist() == [0.0] * 8
     assert y[1].isnan().all()
 
@@ -99,18 +100,18 @@ def test_products_are_exact_sums(shape: tuple[int, int], n_rows: int) -> None:
 @pytest.mark.parametrize("n_rows", [*range(1, 15)])
 def test_products_are_near_torchs(shape: tuple[int, int], kind: type[CPUWeight], error: float, n_rows: int) -> None:
     (n_in, n_out), by = shape, CPUProducts(kind)
-    matrix, x, norm = draw(n_out, n_in), heavy(draw(n_rows, n_in, seed=1)), 1 + draw(n_in, seed=2) / 4
+    matrix, x, norm = draw(n_out, n_in), heavy(draw(n_rows, n_in, seed=1)), Norm(1 + draw(n_in, seed=2) / 4, EPS)
     bias, back, onto = draw(n_out, seed=3), draw(n_in, n_out, seed=4), draw(n_rows, n_in, seed=5)
-    exact = TORCH.read(TORCH.begin(x, norm, EPS), matrix.t(), bias, torch.float32)
-    found = by.read(by.begin(x, norm, EPS), kind(matrix), bias, torch.float32)
+    exact = COMPOSED.read(COMPOSED.begin(x, norm), Linear(matrix.t(), bias), torch.float32)
+    found = by.read(by.begin(x, norm), Linear(kind(matrix), bias), torch.float32)
     assert (found - exact).norm() <= error * exact.norm()
     write_bias = draw(n_in, seed=6)
-    written = by.write(Residual(onto, None), exact, kind(back), write_bias, norm, EPS)
-    expected = TORCH.write(Residual(onto, None), exact, back.t(), write_bias, norm, EPS).x
+    written = by.write(Residual(onto, norm), exact, Linear(kind(back), write_bias), norm)
+    expected = COMPOSED.write(Residual(onto, norm), exact, Linear(back.t(), write_bias), norm).x
     assert (written.x - expected).norm() <= error * expected.norm()
-    again = by.begin(written.x, norm, EPS).read
-    assert torch.equal(written.read.values, again.values)
-    assert torch.equal(written.read.scales, again.scales)
+    again = by.begin(written.x, norm).fused
+    assert torch.equal(written.fused.values, again.values)
+    assert torch.equal(written.fused.scales, again.scales)
 
 
 def test_an_input_far_larger_than_the_others_does_not_spoil_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,17 +128,17 @@ def test_an_input_far_larger_than_the_others_does_not_spoil_them(monkeypatch: py
 @pytest.mark.parametrize("n", [64, 1536, 33])
 @pytest.mark.parametrize("kind", [Int8Weight, Float32Weight])
 def test_gates(n: int, kind: type[CPUWeight]) -> None:
-    by, weight, bias = CPUProducts(kind), kind(draw(2 * n, 32) * 4), draw(2 * n, seed=1)
-    stream = by.begin(draw(3, 32, seed=2), torch.ones(32), EPS)
-    gate, up = by.read(stream, weight, bias, torch.float32).chunk(2, 1)
-    torch.testing.assert_close(by.read_gated(stream, weight, bias), F.silu(gate) * up, rtol=2e-6, atol=1e-6)
+    by, linear = CPUProducts(kind), Linear(kind(draw(2 * n, 32) * 4), draw(2 * n, seed=1))
+    stream = by.begin(draw(3, 32, seed=2), Norm(torch.ones(32), EPS))
+    gate, up = by.read(stream, linear, torch.float32).chunk(2, 1)
+    torch.testing.assert_close(by.read_gated(stream, linear), F.silu(gate) * up, rtol=2e-6, atol=1e-6)
 
 
 def test_gates_far_from_zero() -> None:
     """Where e^gate is beyond float32, on either side."""
     by, gates = CPUProducts(Float32Weight), torch.tensor([-1e4, -104.0, -89.0, -88.0, 88.0, 89.0, 1e4])
-    weight, stream = Float32Weight(torch.zeros(14, 32)), by.begin(draw(1, 32), torch.ones(32), EPS)
-    found = by.read_gated(stream, weight, torch.cat((gates, torch.ones(7))))
+    weight, stream = Float32Weight(torch.zeros(14, 32)), by.begin(draw(1, 32), Norm(torch.ones(32), EPS))
+    found = by.read_gated(stream, Linear(weight, torch.cat((gates, torch.ones(7)))))
     torch.testing.assert_close(found[0], F.silu(gates), rtol=2e-6, atol=1e-30)
 
 
@@ -147,12 +148,13 @@ def test_heads_are_turned_and_stored(has_norm: bool) -> None:
     by, slots = CPUProducts(Int8Weight), torch.tensor([5, 0, 3])
     angle = draw(3, d // 2, seed=4)
     cos, sin = torch.cat((angle.cos(),) * 2, 1)[:, None], torch.cat((-angle.sin(), angle.sin()), 1)[:, None]
-    q_norm, k_norm = (1 + draw(d, seed=5) / 4, 1 + draw(d, seed=6) / 4) if has_norm else (None, None)
-    turn = QKNormRope(n_q, q_norm, k_norm, EPS, cos, sin)
-    stream, weight = by.begin(draw(3, n_hidden), torch.ones(n_hidden), EPS), Int8Weight(draw(160, n_hidden, seed=1))
+    q_norm, k_norm = (Norm(1 + draw(d, seed=seed) / 4, EPS) if has_norm else None for seed in (5, 6))
+    turn = QKNormRope(n_q, q_norm, k_norm, cos, sin)
+    stream = by.begin(draw(3, n_hidden), Norm(torch.ones(n_hidden), EPS))
+    linear = Linear(Int8Weight(draw(160, n_hidden, seed=1)))
     memory = torch.full((8, 2 * n_kv, d), math.nan)
-    q = by.read_heads(stream, weight, None, turn, KVWrite(memory, slots))
-    heads = by.read(stream, weight, None, torch.float32).view(3, n_q + 2 * n_kv, d)
+    q = by.read_heads(stream, linear, turn, KVWrite(memory, slots))
+    heads = by.read(stream, linear, torch.float32).view(3, n_q + 2 * n_kv, d)
     expected_q, expected_kv = turn(heads)
     torch.testing.assert_close(q, expected_q, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(memory[slots], expected_kv, rtol=1e-5, atol=1e-5)
@@ -163,12 +165,14 @@ HEADS = [(4, 2, 16), (9, 3, 64), (4, 4, 24), (2, 1, 128), (8, 1, 8), (7, 1, 40),
 TEXT, SEEN = torch.tensor([0, 0, 0, 1]).int(), torch.tensor([19, 20, 21, 13]).int()
 
 
-def attended(q: Tensor, memory: Tensor, slots: Tensor, text: Tensor, seen: Tensor) -> Tensor:  # q [T, n_q + 2, d]
+def attended(
+    q: Tensor, memory: Tensor, slots: Tensor, text: Tensor, seen: Tensor, scale: float = 0.3
+) -> Tensor:  # q [T, n_q + 2, d]
     n_tokens, n_q, d = len(q), q.shape[1] - 2, q.shape[2]
     found = torch.empty(n_tokens, n_q * d)
     library().attend(
-        at(q), q.stride(0), n_tokens, n_q, memory.shape[1] // 2, d, at(memory), at(slots), slots.shape[1], at(text),
-        at(seen), at(found),
+        at(q), q.stride(0), n_tokens, n_q, memory.shape[1] // 2, d, scale, at(memory), at(slots), slots.shape[1],
+        at(text), at(seen), at(found),
     )  # fmt: skip
     return found
 
@@ -189,7 +193,7 @@ def test_attention(n_q: int, n_kv: int, d: int) -> None:
     for token in range(4):
         kv = memory[slots[TEXT[token]][: int(SEEN[token])]].transpose(0, 1)[None]  # [1, 2 * n_kv, keys, d]
         expected = F.scaled_dot_product_attention(
-            q[token, :n_q][None, :, None], kv[:, :n_kv], kv[:, n_kv:], enable_gqa=True
+            q[token, :n_q][None, :, None], kv[:, :n_kv], kv[:, n_kv:], scale=0.3, enable_gqa=True
         )
         torch.testing.assert_close(found[token], expected.flatten(), rtol=1e-5, atol=1e-5)
 
@@ -211,23 +215,23 @@ def test_queries_do_not_see_one_another(n_q: int, n_kv: int, d: int, n_threads: 
 def test_rows_do_not_see_one_another(kind: type[CPUWeight], shape: tuple[int, int]) -> None:
     """To the bit: alone, among others, in another place."""
     n_in, n_out = shape
-    by, weight, norm = CPUProducts(kind), kind(draw(n_out, n_in)), 1 + draw(n_in, seed=1) / 4
+    by, linear, norm = CPUProducts(kind), Linear(kind(draw(n_out, n_in))), Norm(1 + draw(n_in, seed=1) / 4, EPS)
     x = draw(70, n_in, seed=2)
-    together = by.read(by.begin(x, norm, EPS), weight, None, torch.float32)
+    together = by.read(by.begin(x, norm), linear, torch.float32)
     for start, stop in [(0, 1), (69, 70), (3, 8), (10, 16), (1, 70), *((2, 2 + n) for n in range(1, 15))]:
-        apart = by.read(by.begin(x[start:stop], norm, EPS), weight, None, torch.float32)
+        apart = by.read(by.begin(x[start:stop], norm), linear, torch.float32)
         assert torch.equal(apart, together[start:stop])
 
 
 @pytest.mark.parametrize("kind", [Int8Weight, Float32Weight])
 def test_threads_do_not_matter(kind: type[CPUWeight], threads: Threads) -> None:
-    matrix, x, norm, found = draw(576, 960), draw(5, 960, seed=1), torch.ones(576), []
-    onto, by, weight = draw(5, 576, seed=2), CPUProducts(kind), kind(matrix)
+    matrix, x, norm, found = draw(576, 960), draw(5, 960, seed=1), Norm(torch.ones(576), EPS), []
+    onto, by, linear = draw(5, 576, seed=2), CPUProducts(kind), Linear(kind(matrix))
     for n in (1, 2):
         threads(n)
-        found.append(by.write(Residual(onto, None), x, weight, None, norm, EPS))
+        found.append(by.write(Residual(onto, norm), x, linear, norm))
     assert torch.equal(found[0].x, found[1].x)
-    assert torch.equal(found[0].read.values, found[1].read.values)
+    assert torch.equal(found[0].fused.values, found[1].fused.values)
 
 
 class TestLibrary:
@@ -287,10 +291,10 @@ class TestLibrary:
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_model_loaded_by_rows_is_packed_to_the_same_bytes(tied: bool, tmp_path: Path) -> None:
     path, device = write_tiny(tmp_path / "tiny", "llama", tied=tied), torch.device("cpu")
-    ways = [ready(load("tiny", path, device, torch.float32, by_rows).model, torch.int8) for by_rows in (False, True)]
-    assert packs(torch.int8, device)
+    ways = [ready(load("tiny", path, device, torch.float32, by_rows).model, "int8") for by_rows in (False, True)]
+    assert packs("int8", device)
     assert torch.equal(ways[0].embedding, ways[1].embedding)
-    for one, other in zip(packed_in(ways[0]), packed_in(ways[1]), strict=True):
+    for one, other in zip(ways[0].packed, ways[1].packed, strict=True):
         assert isinstance(one, Int8Weight)
         assert isinstance(other, Int8Weight)
         assert torch.equal(one.steps, other.steps)

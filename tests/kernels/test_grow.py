@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saguaro.draft.chance import LEAST, MOST, Chances
-from saguaro.draft.tree import SURE, Picked, Trees, expand, pick, start
+from saguaro.draft.tree import LINEAGES, SURE, Picked, Trees, expand, pick, start
 from saguaro.kernels.grow import advance
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -15,7 +15,7 @@ DEPTH = 6
 
 def on_kernel(
     trees: Trees, before: tuple[Picked, tuple[torch.Tensor, torch.Tensor]] | None, chances: Chances,
-    heat: torch.Tensor, scratch: torch.Tensor, n: int, is_chain: bool,
+    heat: torch.Tensor, scratch: torch.Tensor, n: int, is_chain: bool, falls: bool = False,
 ) -> tuple[torch.Tensor, ...] | None:  # fmt: skip
     """`advance` with a tree's tensors."""
     tensors = (trees.token, trees.score, trees.bin, trees.place, trees.node, trees.position, trees.depth)
@@ -25,7 +25,7 @@ def on_kernel(
         nodes = (old.index, old.is_real, old.place, old.position, old.depth, old.path, old.score)
     limits = (LEAST, MOST, SURE)
     return advance(
-        (*tensors, trees.path, trees.is_used),
+        (*tensors, trees.path, trees.is_used, trees.lineage),
         nodes,
         ranked,
         chances.table,
@@ -33,9 +33,11 @@ def on_kernel(
         heat,
         scratch,
         limits,
+        LINEAGES,
         n,
         DEPTH,
         is_chain,
+        falls,
     )
 
 
@@ -49,10 +51,13 @@ def same(ours: Trees, theirs: Trees) -> None:
 
 
 @pytest.mark.parametrize("n_rows", [1, 3])
+@pytest.mark.parametrize("falls", [False, True])
 @pytest.mark.parametrize(("n", "n_children", "is_chain"), [(1, 2, True), (1, 8, False), (4, 8, False), (7, 5, False)])
-def test_growing_is_that_of_the_twin(n_rows: int, n: int, n_children: int, is_chain: bool) -> None:
+def test_growing_is_that_of_the_twin(n_rows: int, n: int, n_children: int, is_chain: bool, falls: bool) -> None:
     chance = torch.Generator().manual_seed(n_rows * 100 + n)
     chances = Chances(n_children, DEVICE)
+    rates = chances.table[0]
+    rates.copy_(rates[torch.randperm(len(rates), generator=chance)])  # a later sibling may be likelier
     heat = torch.tensor([0.0, 0.7, 1.0], device=DEVICE)[:n_rows]
     scratch = torch.arange(n_rows, device=DEVICE) * 65 + 1000
     text = torch.arange(n_rows, device=DEVICE) + 5
@@ -64,9 +69,10 @@ def test_growing_is_that_of_the_twin(n_rows: int, n: int, n_children: int, is_ch
         scores[:, n_children - step % 2 :] = float("-inf")
         tokens = torch.randint(0, 99, scores.shape, generator=chance)
         scores, tokens = scores.to(DEVICE), tokens.to(DEVICE)
-        found = on_kernel(ours, (picked, (tokens, scores)), chances, heat, scratch, n, is_chain)
+        found = on_kernel(ours, (picked, (tokens, scores)), chances, heat, scratch, n, is_chain, falls)
         assert found is not None
         logs, bins = chances(scores.view(n_rows, width, -1), (heat == 0)[:, None])
+        logs = logs.cummin(-1).values if falls else logs
         expand(theirs, other, (tokens.view(n_rows, width, -1), logs, bins))
         same(ours, theirs)
         twin, picked = pick(theirs, n, DEPTH, is_chain), Picked(*found[:8])

@@ -12,8 +12,9 @@ from torch import Tensor
 import bench.grown
 from bench.grown import SHAPES, Grown, Shape, agreement, choices, find_epsilon, forward, grow, place_heads
 from saguaro.errors import ConfigError
-from saguaro.model import transformer
+from saguaro.model.layout import Layout
 from saguaro.model.load import load
+from saguaro.model.mlp import MLP
 from saguaro.model.tiny import write_tiny
 from saguaro.model.transformer import Layer, Transformer
 from tests.parity.driver import CPU, LINEAR, LLAMA3, difference, random_tokens
@@ -102,12 +103,10 @@ def test_frequencies_that_no_config_tells(source: Transformer, tmp_path: Path) -
 
 
 def test_weights_in_the_memory_order_of_a_gpu(source: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix = transformer.matrix
-    monkeypatch.setattr(
-        transformer, "matrix", lambda n_in, n_out, device, dtype, _: matrix(n_in, n_out, device, dtype, True)
-    )
+    matrix = Layout.matrix
+    monkeypatch.setattr(Layout, "matrix", lambda self, n_in, n_out: matrix(replace(self, by_rows=True), n_in, n_out))
     grown = grow_small(source)
-    assert not grown.model.head.is_contiguous()
+    assert not grown.model.head.matrix.is_contiguous()
     assert_same_function(grown.model, source)
     grown.set_epsilon(1.0)
     assert difference(logits_of(grown.model)[:, :N_KNOWN], logits_of(source)) > 0.1
@@ -149,7 +148,8 @@ def test_a_wide_stream_is_not_mostly_noise(source: Transformer) -> None:
     wide = grow_small(source, SHAPES_SMALL[5], epsilon=1.0).model
     layer = wide.layers[0]
     assert isinstance(layer, Layer)
-    rows = layer.down.data[96:]  # the noise neurons of a layer of the source
+    assert isinstance(layer.mlp, MLP)
+    rows = layer.mlp.down.matrix.data[96:]  # the noise neurons of a layer of the source
     inside, beyond = (float(part.square().sum()) for part in (rows[:, :96], rows[:, 96:]))
     assert 0.9 < beyond / inside < 1.1
 
@@ -158,7 +158,7 @@ def test_agreement_counts_known_tokens_only(source: Transformer) -> None:
     grown = grow_small(source)
     texts = [TEXT, TEXT[:20]]
     assert agreement(grown.model, source, texts, N_KNOWN) == 1.0
-    grown.model.head.data[:, N_KNOWN:] *= 1e3  # tokens beyond the tokenizer's shout
+    grown.model.head.matrix.data[:, N_KNOWN:] *= 1e3  # tokens beyond the tokenizer's shout
     assert agreement(grown.model, source, texts, N_KNOWN) == 1.0
     right = logits_of(source, TEXT[:20]).argmax(-1)
     assert torch.equal(choices(source, texts, N_KNOWN)[len(TEXT) :], right)

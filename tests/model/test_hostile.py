@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saguaro.errors import CorruptModel, ModelNotFound, RequestError, SaguaroError, TokenizerMismatch
+from saguaro.model.hf_config import read_spec
 from saguaro.model.load import load, load_borrower, locate
 from saguaro.model.shapes import Shapes
-from saguaro.model.spec import read_spec
 from saguaro.model.tiny import tiny_model, write_tiny
 from saguaro.model.tokenizer import load_tokenizer
 from saguaro.model.weights import destinations

@@ -27,8 +27,8 @@ from saguaro.errors import (
     UnsupportedModel,
 )
 from saguaro.model.gguf import GGUFModel
+from saguaro.model.hf_config import parse_spec
 from saguaro.model.load import _allocate
-from saguaro.model.spec import parse_spec
 from saguaro.model.tiny import tiny_model, tiny_tokenizer, write_tiny
 from tests.model.write_gguf import write_gguf
 

@@ -30,6 +30,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-odd": ("llama", ODD),
     "llama-odd-tied": ("llama", {**ODD, "tied": True}),
+    "llama-scale": ("llama", {"attention_multiplier": 0.1}),
+    "llama-odd-scale": ("llama", {**ODD, "attention_multiplier": 0.1}),
     "mistral": ("mistral", {}),
     "mistral-wide-head": ("mistral", {"head_dim": 20, "tied": True}),
     "qwen2": ("qwen2", {}),
@@ -56,6 +58,8 @@ class Pair(NamedTuple):
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     family, overrides = CASES[request.param]
     theirs = tiny_model(family, **overrides)
+    for layer in theirs.model.layers if "attention_multiplier" in overrides else ():
+        layer.self_attn.scaling = overrides["attention_multiplier"]
     folder = tmp_path_factory.mktemp(request.param)
     theirs.save_pretrained(folder)
     return Pair(theirs, Driver(folder))

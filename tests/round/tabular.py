@@ -182,7 +182,7 @@ def text_law(
 class Chance:
     """Every random number of the engine, one path at a time (see the module)."""
 
-    coins = "coins"  # the stream of flip(); pick() and rank() share another
+    coins = "coins"  # the streams of stand(); pick(), rank() and the first of draw() share another
 
     def __init__(self) -> None:
         self._begin([])
@@ -206,12 +206,37 @@ class Chance:
         """sampling.pick: a sample of softmax(scores)."""
         return torch.tensor(self._draws(scores.softmax(-1), seeds, positions))
 
-    def flip(self, chance: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-        """sampling.flip: true below the chance; a coin nobody may look at has no chance."""
-        p = torch.stack((chance, 1 - chance), -1).nan_to_num(nan=0.0)
-        p[:, 1] += 1 - p.sum(-1)
-        coins = zip(p.tolist(), seeds.tolist(), positions.tolist(), strict=True)
-        return torch.tensor([self._draw((self.coins, s, i), law) == 0 for law, s, i in coins], dtype=torch.bool)
+    def stand(self, chance: Tensor, parent: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        """sampling.stand: true below the chance. Coins that no walk down the tree looks at are not tossed."""
+        rows = zip(
+            chance.nan_to_num(nan=0.0).tolist(), parent.tolist(), seeds.tolist(), positions.tolist(), strict=True
+        )
+        found = torch.zeros_like(chance, dtype=torch.bool)
+        for row, (chances, parents, seed, first) in enumerate(rows):
+            last, depth, rank = -1, 0, 0
+            for node, p in enumerate(chances):
+                if parents[node] != last:
+                    continue
+                coin = (self.coins if rank == 0 else f"{self.coins} {rank}", seed, first + depth)
+                rank += 1
+                if self._draw(coin, (p, 1 - p)) == 0:
+                    found[row, node] = True
+                    last, depth, rank = node, depth + 1, 0
+        return found
+
+    def draw(self, q: Tensor, seeds: Tensor, positions: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """sampling.draw: one after the other, each from what is left."""
+        found: list[list[int]] = []
+        for law, seed, at in zip(q.tolist(), seeds.tolist(), positions.tolist(), strict=True):
+            left, tokens = list(law), list[int]()
+            while len(tokens) < n and sum(left) > 0:
+                stream = "noise" if not tokens else f"noise {len(tokens)}"
+                token = self._draw((stream, seed, at), [p / sum(left) for p in left])
+                tokens.append(token)
+                left[token] = 0.0
+            found.append([*tokens, *[-1] * (n - len(tokens))])
+        drawn = torch.tensor(found, dtype=torch.int64).view(len(found), n)
+        return drawn.clamp(min=0), drawn >= 0
 
     def rank(self, logits: Tensor, rules: Rules, n: int, width: int = 2048) -> tuple[Tensor, Tensor]:
         """sampling.rank: the draw first, then the rest by probability; impossible ones score -inf."""
@@ -229,7 +254,7 @@ class Chance:
 
     @contextmanager
     def _in_charge(self) -> Iterator[None]:
-        with patch.multiple(sampling, pick=self.pick, rank=self.rank, flip=self.flip):
+        with patch.multiple(sampling, pick=self.pick, rank=self.rank, stand=self.stand, draw=self.draw):
             yield
 
     def _draws(self, laws: Tensor, seeds: Tensor, positions: Tensor) -> list[int]:

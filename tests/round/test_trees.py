@@ -22,7 +22,8 @@ from saguaro.draft.policy import fallback
 from saguaro.draft.tree import Landing, Picked, Trees
 from saguaro.kv.memory import KVCache
 from saguaro.methods import METHODS
-from saguaro.model.transformer import KVWrite, Transformer
+from saguaro.model.products import KVWrite
+from saguaro.model.transformer import Transformer
 from saguaro.target.request import Request
 from saguaro.target.sampler import Sampler
 from saguaro.types import CACHE, RoundEvent

@@ -11,7 +11,7 @@ from torch import Tensor
 from saguaro.attention.native import NativeAttention
 from saguaro.attention.sdpa import AttentionBackend, SDPAttention
 from saguaro.attention.step import Segment, make_step
-from saguaro.kernels.ready import computed_in, ready
+from saguaro.kernels.formats import computed_in, ready
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.model.load import load
 from saguaro.model.tiny import write_tiny
@@ -59,8 +59,9 @@ class Texts:
 
     def _attention(self, cache: KVCache) -> AttentionBackend:
         if self.backend is NativeAttention:
-            return NativeAttention(cache)
-        return SDPAttention(cache, self.model.spec.n_heads // self.model.spec.n_kv_heads)
+            return NativeAttention(cache, self.model.spec.softmax_scale)
+        spec = self.model.spec
+        return SDPAttention(cache, spec.n_heads // spec.n_kv_heads, spec.softmax_scale)
 
 
 def chunks(text: int, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -71,7 +72,7 @@ def chunks(text: int, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
 @pytest.fixture(params=["int8", "float32", "float32, by torch's attention", "qwen3 in int8"])
 def texts(request: pytest.FixtureRequest, tmp_path: Path) -> Texts:
     family = "qwen3" if "qwen3" in request.param else "llama"
-    dtype = torch.int8 if "int8" in request.param else torch.float32
+    dtype = "int8" if "int8" in request.param else "float32"
     model = ready(load("tiny", write_tiny(tmp_path / "tiny", family), CPU, computed_in(dtype)).model, dtype)
     return Texts(model, SDPAttention if "torch" in request.param else NativeAttention)
 

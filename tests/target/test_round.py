@@ -27,8 +27,9 @@ from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.kv.pages import PagePool
 from saguaro.link.inline import Inline
 from saguaro.link.null import NullLink
+from saguaro.model.products import KVWrite
 from saguaro.model.spec import ModelSpec, Rope
-from saguaro.model.transformer import KVWrite, Transformer
+from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide, Round
 from saguaro.runner.runner import make_runner
 from saguaro.target.graphed import captured_steps
@@ -95,7 +96,7 @@ def new_model(seed: int) -> Transformer:
         if weight.ndim == 1:
             weight.fill_(1.0)
         else:
-            gain = {"embedding": math.sqrt(SPEC.hidden), "head": 3.0}.get(name, 2.0)
+            gain = {"embedding": math.sqrt(SPEC.hidden), "head.weight": 3.0}.get(name, 2.0)
             weight.normal_(std=gain / math.sqrt(SPEC.hidden), generator=generator)
     return model
 

@@ -125,7 +125,7 @@ def test_rejection_by_hand(seeds: list[int], lengths: list[int], mix: int, is_dr
     first = 0
     for row, (r, own) in enumerate(zip(requests, drafted, strict=True)):
         p = (logits[first : first + len(own) + 1].double() / temperature).softmax(-1)
-        given_q = torch.eye(V, dtype=torch.float64)[own] if q is None else q[row].double()
+        given_q = torch.eye(V, dtype=torch.float64)[own] if q is None else q[row].double()  # not drawn: certain
         assert found[row] == by_hand(r, own, p, given_q), (row, own)
         first += len(own) + 1
 
@@ -134,7 +134,7 @@ def by_hand(r: Request, drafted: list[int], p: Tensor, q: Tensor) -> tuple[int, 
     """One row of rejection sampling, one number at a time."""
     for at, token in enumerate(drafted):
         position = len(r.tokens) + at
-        coin = float(rng.uniform(torch.tensor([r.seed]), torch.tensor([position])))
+        coin = float(rng.uniform(torch.tensor([r.seed]), torch.tensor([position]), torch.tensor([0])))
         if coin >= min(1.0, float(p[at, token]) / float(q[at, token])):
             left = [max(0.0, float(p[at, v] - q[at, v])) for v in range(V)]
             return at, sample(left, r.seed, position)

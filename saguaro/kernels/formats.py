@@ -1,0 +1,93 @@
+"""The table of weight formats, and how a loaded model gets its format."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from saguaro.errors import ConfigError
+from saguaro.kernels import native
+from saguaro.kernels.cpu import CPUProducts, Float32Weight, Int8Weight
+from saguaro.model.linear import Packed
+from saguaro.model.products import COMPOSED, Products
+from saguaro.model.transformer import Transformer
+from saguaro.types import Progress
+
+
+def _no_native(device: torch.device) -> str:
+    """Why cpu.c cannot be used on a device; empty if it can."""
+    if device.type != "cpu":
+        return f"the device {device}; such weights are for a CPU"
+    found = native.find()
+    return f"its kernels are compiled on this machine: {found}" if isinstance(found, str) else ""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A weight format."""
+
+    dtype: torch.dtype  # of the computation, of keys and values, and of weights that are not packed
+    kind: Callable[..., Packed] | None = None  # the packed form; None: plain tensors
+    products: Callable[[Any], Products] = lambda _: COMPOSED  # that read this kind
+    fault: Callable[[torch.device], str] = lambda _: ""  # why the packed form cannot be used here; empty: it can
+    is_optional: bool = False  # plain tensors have the same values, and are used where the packed form cannot be
+
+
+FORMATS = {
+    "float32": Format(torch.float32, Float32Weight, CPUProducts, _no_native, is_optional=True),
+    "bfloat16": Format(torch.bfloat16),
+    "int8": Format(torch.float32, Int8Weight, CPUProducts, _no_native),
+}
+
+
+def find_format(name: str, device: torch.device) -> str:
+    """Check the name of a format; auto: the fastest of the device."""
+    if name in ("half", "float16"):
+        raise ConfigError(
+            f"dtype is {name!r}; there are no kernels for float16: use bfloat16, of the same size, float32 or auto"
+        )
+    if name != "auto" and name not in FORMATS:
+        raise ConfigError(f"dtype is {name!r}; it must be one of auto, {', '.join(FORMATS)}")
+    name = fastest(device) if name == "auto" else name
+    check_format(name, device)
+    return name
+
+
+def check_format(name: str, device: torch.device) -> None:
+    """Raise if weights of this format cannot be used on this device."""
+    fault = FORMATS[name].fault(device)
+    if fault and not FORMATS[name].is_optional:
+        raise ConfigError(f"dtype is {name} and {fault}; use float32 or bfloat16")
+
+
+def fastest(device: torch.device) -> str:
+    """The fastest format: bfloat16 on a GPU; on a CPU int8 if the native library is available, else float32."""
+    if device.type != "cpu":
+        return "bfloat16"
+    return "int8" if native.is_there() else "float32"
+
+
+def computed_in(name: str) -> torch.dtype:
+    """The dtype of computation, and of keys and values, with weights of this format.
+
+    >>> computed_in("int8"), computed_in("bfloat16")
+    (torch.float32, torch.bfloat16)
+    """
+    return FORMATS[name].dtype
+
+
+def packs(name: str, device: torch.device) -> bool:
+    """Whether a model of this format is packed on this device; if so it can be loaded with by_rows."""
+    return FORMATS[name].kind is not None and not FORMATS[name].fault(device)
+
+
+def ready(model: Transformer, name: str, progress: Progress = lambda *_: None) -> Transformer:
+    """The model in this format, packed in place where it has a packed form. A packed model is unchanged."""
+    chosen = FORMATS[name]
+    if model.packed or chosen.kind is None:
+        return model
+    check_format(name, model.device)
+    if packs(name, model.device):
+        model.pack(chosen.kind, chosen.products(chosen.kind), name, progress)
+    return model

@@ -1,0 +1,65 @@
+"""A matrix product: its weight in some format, its optional bias, and the tensors of a checkpoint that fill it.
+
+A weight has shape [in, out] and is applied as x @ W. Its memory order depends on the device (Layout.matrix): row-major
+on a CPU, where a product of few rows then reads the weight at full bandwidth (bench/linear.py); column-major on a GPU,
+as in the checkpoints. A packed weight is an object that computes its own product; see saguaro.kernels.formats.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Packed(Protocol):
+    """A weight in a format of its own, made from a tensor [out, in]."""
+
+    n_params: int
+    n_bytes: int
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x @ W + bias: [T, in] -> [T, out]."""
+
+
+class Linear(nn.Module):
+    """x @ W + bias. Matrices of a checkpoint that read the same input lie beside one another in W."""
+
+    def __init__(
+        self, weight: Tensor | Packed, bias: Tensor | None = None, parts: Mapping[str, int] | None = None
+    ) -> None:
+        """weight: [in, out]; parts: the outputs of each matrix of the checkpoint, by name, in order."""
+        super().__init__()
+        self.weight, self.bias, self._parts = weight, bias, parts or {}
+
+    @property
+    def matrix(self) -> Tensor:  # [in, out]
+        """The weight of a Linear that is not packed."""
+        assert isinstance(self.weight, Tensor), type(self.weight)
+        return self.weight
+
+    def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out]
+        """x @ W + bias."""
+        if not isinstance(self.weight, Tensor):
+            return self.weight.multiply(x, self.bias)
+        return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
+
+    def add_to(self, x: Tensor, y: Tensor) -> Tensor:  # [T, out], [T, in] -> [T, out]
+        """x + y @ W + bias, rounded once if the weight is plain."""
+        if not isinstance(self.weight, Tensor):
+            return x + self.forward(y)
+        return torch.addmm(x if self.bias is None else x + self.bias, y, self.weight)
+
+    def places(self) -> dict[str, Tensor]:
+        """Checkpoint name -> the [out, in] (or [out]) view that the tensor fills."""
+        names, widths = list(self._parts), list(self._parts.values())
+        views = {f"{name}.weight": one for name, one in zip(names, self.matrix.data.t().split(widths), strict=True)}
+        if self.bias is not None:
+            views |= {f"{name}.bias": one for name, one in zip(names, self.bias.data.split(widths), strict=True)}
+        return views
+
+    def pack(self, kind: Callable[[Tensor], Packed]) -> None:
+        """Replace the plain weight by kind(weight [out, in])."""
+        plain = self.matrix.data.t().contiguous()
+        del self.weight
+        self.weight = kind(plain)
