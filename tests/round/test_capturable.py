@@ -88,9 +88,9 @@ def _free(watch: _Watch, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _pick_all(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """`sampling.pick` as on a GPU."""
-    return (scores + rng.gumbel_all(seeds, positions, scores.shape[1])).argmax(-1)
+def _noisy_all(scores: Tensor, seeds: Tensor, positions: Tensor, n: int) -> Tensor:
+    """Scores plus noise of all tokens, as on a GPU."""
+    return scores + rng.gumbel_all(seeds, positions, scores.shape[1])
 
 
 def _kernels(watch: _Watch) -> Kernels:
@@ -115,7 +115,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Watch]:
     monkeypatch.setattr(Graphs, "run", run)
     monkeypatch.setattr(rotary, "turn_and_store_plain", _free(found, rotary.turn_and_store_plain))
     monkeypatch.setattr(rng, "_lanes", _free(found, rng._lanes))  # of the CPU, as the next
-    monkeypatch.setattr(sampling, "_pick_pruned", _pick_all)
+    monkeypatch.setattr(sampling, "_noisy_pruned", _noisy_all)
     with _Functions(found), _Operations(found):
         yield found
 
