@@ -80,7 +80,7 @@ def test_rejection_is_captured_too(fan_out: str, tmp_path: Path) -> None:
 
 def test_memory_that_is_not_there_is_an_error_that_says_what_to_lower(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path, "llama", max_position_embeddings=2**24)
-    with pytest.raises(CapacityError, match=r"the memory of cuda is full: .*lower kv_memory"):
+    with pytest.raises(CapacityError, match=r"the memory of cuda:0 is full: .*lower kv_memory"):
         LLM(folder, device="cuda", kv_memory="600GiB", max_batch_rows=256)
 
 
