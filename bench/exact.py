@@ -1,6 +1,6 @@
 """Check that every method gives the target's own tokens: real model, single requests, batches, preemption, draft kills.
 
-python -m bench.exact --prompts DATA/*.jsonl --methods sd,ngram,amusd,pearl,specbranch,ssd-uniform,swiftspec,ssd
+python -m bench.exact --prompts DATA/*.jsonl
 python -m bench.exact --prompts DATA/*.jsonl --methods ssd --batches 4 --kills 50
 
 Every run is compared with `ar` on the same prompts, seeds and temperature, prompt by prompt; any difference is counted,
@@ -25,7 +25,7 @@ from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
 from saguaro.link.process import Process, Timeouts
 from saguaro.measure.metrics import Summary
-from saguaro.method import find_method
+from saguaro.method import METHODS, find_method
 from saguaro.model.default import DRAFT
 
 
@@ -33,7 +33,8 @@ from saguaro.model.default import DRAFT
 class Args:
     """What to compare."""
 
-    methods: str = "sd,ngram,amusd,pearl,specbranch,ssd-uniform,swiftspec,ssd"
+    methods: str = ",".join(name for name, each in METHODS.items() if each.drafts and each.verification == "shared")
+    """By default all that speculate and verify by shared noise."""
     draft: str = str(DRAFT)
     prompts: tuple[Path, ...] = ()
     """JSONL files; without any, our own prompts."""

@@ -206,7 +206,7 @@ class EngineConfig:
     """The draft: a folder or .gguf file with the target's vocabulary, a Hub id, or drop:I,J,... for the target without
     those layers; the default model has one of its own."""
     method: str = "auto"
-    """The decoding method (see saguaro.methods); auto: ssd if there is a draft, else ar."""
+    """The decoding method (see saguaro.method); auto: ssd if there is a draft, else ar."""
     lookahead: int = 4
     """Most tokens speculated per round and request (K), where the method speculates."""
     nodes: int | None = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from saguaro.errors import ConfigError
 
 FAN_OUTS = ("uniform", "geometric", "general", "list")  # F_k outcomes after k accepted tokens
+MODEL_FALLBACKS = ("draft", "batch", "batch-random", "measured")  # fallbacks that draft with the model
 GROWTHS = ("nothing", "continuation", "branch", *FAN_OUTS, "best")
 
 
@@ -33,7 +34,7 @@ class Method:
     @property
     def needs_model(self) -> bool:
         """Whether a draft model is needed."""
-        return self.prepares or self.fallback in ("draft", "batch", "batch-random", "measured")
+        return self.prepares or self.fallback in MODEL_FALLBACKS
 
     @property
     def prepares(self) -> bool:

@@ -1,4 +1,4 @@
-"""Builds the draft side of a method from its row in the table."""
+"""Builds the draft side of a method from its row in the table (saguaro.method)."""
 
 from collections.abc import Callable
 from functools import partial

@@ -17,7 +17,7 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if path.name not in ("__init_
 
 
 def part(name: str) -> str:
-    """saguaro.kv.pages -> engine."""
+    """saguaro.kv.pages -> kv."""
     return name.split(".")[1]
 
 

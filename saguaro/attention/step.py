@@ -4,8 +4,8 @@ step whose tensors keep their addresses can be captured.
 row              0            1         2
 tokens     | t t t t t | t s s s | t s s s |      t: text, s: speculated
 starts     0           5         9         13     half-open
-kv_index   page * page_size + offset, one per token: where its key and value are written; nodes of a tree, of
-           which several may have one position, lie one after the other behind the text
+kv_index   page * page_size + offset, one per token: where its key and value are written. The nodes of a tree lie
+           one after the other behind the text, because several of them may have the same position
 logits_at  flat positions whose logits are needed: the last text token of a sampling row and each speculated one
 """
 

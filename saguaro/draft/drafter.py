@@ -36,8 +36,8 @@ class Drafter(Protocol):
         """Compute more of texts that are far behind, until done or late, or for about so many seconds."""
 
     def prepare(self, rows: Sequence[DraftRow], outcome: Outcome, is_late: Callable[[], bool]) -> Prepared | None:
-        """Prepare for the outcome of what is in flight, until done or late. Learns from the last outcome, of what was
-        prepared for. None if there was nothing to do."""
+        """Prepare for the outcome of what is in flight, until done or late. `outcome` is the last one, to learn from.
+        Returns None if there was nothing to do."""
 
     def warm(self, size: int) -> None:
         """Warm up for batches of this size."""

@@ -1,11 +1,12 @@
 """A drafter that grows one tree per row (draft/tree.py). A chain is a tree of first children.
 
-    propose   after an outcome that was not foreseen: start a new tree at the text's end and grow it
+    propose   after an outcome that was not prepared: start a new tree at the text's end and grow it
     prepare   while the target verifies: go on growing, the likeliest nodes first, or where a planner says
     serve     an outcome arrives: the node that it leads to becomes the root; what is below it is ready
 
 Every function over tensors is a fixed sequence of operations, so on a GPU each is captured as a whole, all steps and
-the bookkeeping; the host sends one line of numbers per row and waits once. On a CPU the same functions run one by one.
+the bookkeeping. For each reply the host sends one line of numbers per row, and waits once. On a CPU the same functions
+run operation by operation.
 """
 
 import math

@@ -1,5 +1,8 @@
-"""What a drafter of trees computes on its device. Each function is a fixed sequence of operations over tensors, so on a
-GPU it is captured as a whole: all steps of the model, and the bookkeeping between them."""
+"""What a drafter of trees computes on its device: draft, respond, settle, graft, prepare.
+
+Each function is a fixed sequence of operations over tensors, so on a GPU it is captured as a whole: all steps of the
+model, and the bookkeeping between them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -191,7 +194,8 @@ class Growth:
             keep_best(rows.trees, self._kept)
 
     def graft(self, size: int, shape: Shape, budget: GrowthBudget | None) -> None:
-        """Start a tree after each text, along the tokens in flight: they are put at the places 1, 2, 3 ..."""
+        """Start a tree after each text that holds the tokens in flight, which another proposer drafted: at the places
+        1, 2, 3 ..."""
         rows = self._rows(size)
         self._land(rows)
         picked = start(rows.trees, rows.lines[:, TEXT])
@@ -255,8 +259,8 @@ class Growth:
         return computed is None
 
     def _walk(self, rows: _Rows, tokens: Tensor) -> Tensor:  # [B, K] -> [B, K+1]
-        """The places of the root and of the tokens in flight. The last of these is computed, if it was not: what comes
-        after it is a bonus, never a drafted token."""
+        """The places of the root and of the tokens in flight. The last token in flight is computed here if no step has
+        computed it: its children are candidates for the bonus only."""
         trees, length = rows.trees, rows.lines[:, LENGTH]
         flight, before = walk(trees, tokens, length), (length - 1).clamp(min=0)[:, None]
         above = flight.gather(1, before)[:, 0]

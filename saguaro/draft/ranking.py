@@ -2,9 +2,9 @@
 
 Under shared noise children are ranked by log q plus the target's own noise; the first is the draft's token. Under
 rejection the children that may be verified are drawn from q without replacement, with separate noise, and q is sent to
-the target: one child of a chain, all children of a tree. The others are the likeliest tokens. The noise must be new for
-every node. Otherwise the choice of prepared outcomes would depend on the tokens drafted after them, and the tokens that
-are used would no longer be distributed as q.
+the target: one child of a chain, all children of a tree. The others are the likeliest tokens. Every node needs new
+noise: if a position had the same noise in every branch, which outcomes are prepared would depend on tokens drafted from
+it, and the tokens that are used would no longer be distributed as q (docs/log.md, "Fresh noise").
 """
 
 import torch

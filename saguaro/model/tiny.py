@@ -39,7 +39,7 @@ _SIZES: dict[str, Any] = {
     "rms_norm_eps": 1e-3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
 }
-_FAMILIES: dict[str, dict[str, Any]] = {
+FAMILIES: dict[str, dict[str, Any]] = {  # by model_type: fields of its config beyond _SIZES
     "llama": {},
     "mistral": {"sliding_window": None, "head_dim": 16},
     "qwen2": {},
@@ -59,7 +59,7 @@ def tiny_model(family: str, *, seed: int = 0, tied: bool = False, **overrides: A
     """The transformers model with random float32 weights: the reference, and the model that write_tiny saves."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    fields = {**_SIZES, **_FAMILIES[family], "tie_word_embeddings": tied, **overrides}
+    fields = {**_SIZES, **FAMILIES[family], "tie_word_embeddings": tied, **overrides}
     fields.setdefault("eos_token_id", _eos_id(fields["vocab_size"]))
     fields.setdefault("bos_token_id", None)
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3 as one module. It computes on tokens and positions, without requests or pages.
+"""Every family of families.py as one module. It computes on tokens and positions, without requests or pages.
 
 A step is flat: T tokens of any number of sequences. The caller passes in attention, which decides what a token may see,
 and the products (saguaro.model.products).

@@ -3,7 +3,8 @@
 Rows are left-padded: the text's last token and the speculation fill the last of a row's N + 1 positions
 (attention.paged). The host writes one line of numbers per row and waits once for what was found.
 
-Where there are as many nodes as the depth, rows are chains. Where there are more, they are trees, and chains as trees.
+If a step has as many nodes per row as its depth, all rows are chains. If it has more, all rows are trees; a chain is
+written as the tree that it is.
 """
 
 from collections.abc import Callable, Sequence

@@ -11,11 +11,10 @@ from saguaro.attention.step import Segment, make_step
 from saguaro.distill.parallel import Parallel, hidden_states
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.model.load import load
-from saguaro.model.tiny import write_tiny
+from saguaro.model.tiny import FAMILIES, write_tiny
 from saguaro.model.transformer import Transformer
 
 CPU = torch.device("cpu")
-FAMILIES = ["llama", "qwen2", "qwen3", "mistral"]
 BIASES = {"llama": {"attention_bias": True, "mlp_bias": True}}
 N_TEXTS, LENGTH = 3, 21
 TOKENS = torch.randint(288, (N_TEXTS, LENGTH), generator=torch.Generator().manual_seed(1))

@@ -19,7 +19,7 @@ from saguaro.draft.load import load_draft, read_draft
 from saguaro.errors import ConfigError, CorruptModel, ModelError, ModelNotFound
 from saguaro.model.hf_config import parse_spec, read_spec
 from saguaro.model.load import load
-from saguaro.model.tiny import EOS_ID, tiny_model, write_tiny
+from saguaro.model.tiny import EOS_ID, FAMILIES, tiny_model, write_tiny
 from saguaro.model.transformer import Transformer
 from tests.draft.config import new_config
 from tests.model.write_gguf import write_gguf
@@ -124,11 +124,9 @@ def test_students_that_cannot_be(target: Transformer, layers: list[int], ids: to
 @pytest.mark.parametrize(
     ("family", "others"),
     [
-        ("llama", {}),
+        *((family, {}) for family in FAMILIES),
         ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3}),
         ("llama", {"tied": True, "rope_parameters": LINEAR, "eos_token_id": [256, 3]}),
-        ("mistral", {}),
-        ("qwen2", {}),
         ("qwen3", {"attention_bias": True}),
     ],
 )

@@ -18,6 +18,7 @@ from saguaro.draft.policy.fallback import NoProposer
 from saguaro.draft.random import RandomTokens
 from saguaro.draft.rows import DraftRow, DraftRows, Proposal, Proposer
 from saguaro.draft.scripted import Scripted
+from saguaro.method import GROWTHS
 from saguaro.methods import draft_side
 from saguaro.model.load import load
 from saguaro.model.tiny import write_tiny
@@ -197,7 +198,7 @@ def just_in_time(target: Transformer, row: Joined) -> list[int]:
     return list(spec.tokens[0].tolist())
 
 
-@pytest.mark.parametrize("growth", ["continuation", "branch", "uniform", "geometric", "best"])
+@pytest.mark.parametrize("growth", [name for name in GROWTHS if name not in ("nothing", "list")])
 def test_what_was_prepared_is_what_would_be_drafted(folder: Path, growth: str) -> None:
     """Whatever was accepted, and whether a row hits or misses: its keys and values are those of its own text."""
     target = load("target", folder, torch.device("cpu"), torch.float32).model

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from saguaro import LLM, SamplingParams, rng
-from saguaro.model.tiny import tiny_model, write_tiny
+from saguaro.model.tiny import FAMILIES, tiny_model, write_tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
 PROMPTS = ["the end", "in an inn there was another man", "x" * 100, "a"]
 
 

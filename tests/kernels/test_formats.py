@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
     [
         ("half", "dtype is 'half'; there are no kernels for float16: use bfloat16"),
         ("float16", "dtype is 'float16'; there are no kernels for float16: use bfloat16"),
-        ("fp8", "dtype is 'fp8'; it must be one of auto, float32, bfloat16, int8"),
+        ("fp8", f"dtype is 'fp8'; it must be one of auto, {', '.join(FORMATS)}"),
     ],
 )
 def test_a_format_that_is_not_there(name: str, said: str) -> None:

@@ -20,7 +20,7 @@ from saguaro.errors import CorruptModel, ModelNotFound, RequestError, SaguaroErr
 from saguaro.model.hf_config import read_spec
 from saguaro.model.load import load, load_borrower, locate
 from saguaro.model.shapes import Shapes
-from saguaro.model.tiny import tiny_model, write_tiny
+from saguaro.model.tiny import FAMILIES, tiny_model, write_tiny
 from saguaro.model.tokenizer import load_tokenizer
 from saguaro.model.weights import destinations
 from tests.model.write_gguf import write_gguf
@@ -202,7 +202,7 @@ def test_layers_that_are_only_promised_take_no_memory(folder: Path) -> None:
     assert "lacks 8999999982 tensors (model.layers.2.self_attn.q_proj.weight" in done.stderr
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_shapes_are_those_of_the_model(tmp_path: Path, family: str, tied: bool) -> None:
     write_tiny(tmp_path, family, tied=tied)

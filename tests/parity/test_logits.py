@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from saguaro.kv.pages import PageTable
+from saguaro.model import families, tiny
 from saguaro.model.tiny import tiny_model
 from tests.parity.driver import LINEAR, LLAMA3, PAGE_SIZE, TOLERANCE, Driver, difference, random_tokens, reference
 
@@ -63,6 +64,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(request.param)
     theirs.save_pretrained(folder)
     return Pair(theirs, Driver(folder))
+
+
+def test_every_family_has_a_case() -> None:
+    known = {name.removesuffix("ForCausalLM").lower() for name in families.FAMILIES}
+    assert known == set(tiny.FAMILIES) == {family for family, _ in CASES.values()}
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.kv.pages import PagePool
 from saguaro.link.inline import Inline
 from saguaro.link.null import NullLink
+from saguaro.method import MODEL_FALLBACKS
 from saguaro.methods import METHODS, Method
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide, Pending, Round
@@ -175,7 +176,7 @@ def test_shared_noise_gives_the_true_tokens(
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
     if budget > 1:
         assert bool(rig.sources["cache"]) == (parts.prepares)
-    assert bool(rig.sources["draft"]) == (parts.fallback in ("draft", "batch", "measured"))
+    assert bool(rig.sources["draft"]) == (parts.fallback in MODEL_FALLBACKS)
 
 
 @pytest.mark.parametrize(("lookahead", "budget"), SIZES)
@@ -190,7 +191,7 @@ def test_captured_steps_give_the_true_tokens(
     assert isinstance(rig.side.drafter, TreeDrafter) == parts.needs_model
     if budget > 1:
         assert bool(rig.sources["cache"]) == (parts.prepares)
-    assert bool(rig.sources["draft"]) == (parts.fallback in ("draft", "batch", "measured"))
+    assert bool(rig.sources["draft"]) == (parts.fallback in MODEL_FALLBACKS)
 
 
 @pytest.mark.parametrize("width", [1, 2])

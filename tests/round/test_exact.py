@@ -28,6 +28,7 @@ from saguaro.draft.policy.fallback import BatchSizeFallback
 from saguaro.draft.random import RandomTokens
 from saguaro.draft.ranking import Draws, Ranked
 from saguaro.draft.rows import DraftRow, Proposal, stack_q
+from saguaro.method import MODEL_FALLBACKS
 from saguaro.methods import METHODS
 from saguaro.target import sampler
 from saguaro.target.sampler import Context
@@ -94,7 +95,7 @@ def test_every_method_has_the_targets_law(method: str, rule: str, monkeypatch: p
     budget = 1 if rule == "rejection" and parts.growth == "best" else 2  # every node that grows has paths of its own
     found = check(Setting(under(rule, method), TARGET, DRAFT, budget=budget, max_tokens=LENGTH))
     assert bool(found.sources["cache"]) == (parts.prepares)
-    assert bool(found.sources["draft"]) == (parts.fallback in ("draft", "batch", "measured"))
+    assert bool(found.sources["draft"]) == (parts.fallback in MODEL_FALLBACKS)
     if parts.drafts:
         assert found.n_accepted > 0
         assert found.n_rejected > 0

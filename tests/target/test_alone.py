@@ -11,7 +11,7 @@ from torch import Tensor
 from saguaro.attention.native import NativeAttention
 from saguaro.attention.sdpa import AttentionBackend, SDPAttention
 from saguaro.attention.step import Segment, make_step
-from saguaro.kernels.formats import computed_in, ready
+from saguaro.kernels.formats import FORMATS, computed_in, ready
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.model.load import load
 from saguaro.model.tiny import write_tiny
@@ -69,10 +69,13 @@ def chunks(text: int, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
     return [(text, end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
-@pytest.fixture(params=["int8", "float32", "float32, by torch's attention", "qwen3 in int8"])
+PACKED = [name for name, one in FORMATS.items() if one.kind is not None and not one.fault(CPU)]
+
+
+@pytest.fixture(params=[*PACKED, "float32, by torch's attention", "int8 in qwen3"])
 def texts(request: pytest.FixtureRequest, tmp_path: Path) -> Texts:
     family = "qwen3" if "qwen3" in request.param else "llama"
-    dtype = "int8" if "int8" in request.param else "float32"
+    dtype = request.param.replace(",", "").split()[0]
     model = ready(load("tiny", write_tiny(tmp_path / "tiny", family), CPU, computed_in(dtype)).model, dtype)
     return Texts(model, SDPAttention if "torch" in request.param else NativeAttention)
 
