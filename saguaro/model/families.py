@@ -18,6 +18,7 @@ class Family:
     qkv_bias: bool = False  # always; otherwise given by attention_bias
     output_bias: bool = False  # attention_bias applies to the output projection too
     qk_norm: bool = False  # per-head RMSNorm of queries and keys
+    scales_attention: bool = False  # attention_multiplier is the factor of query-key products
     has_window: bool = False  # sliding_window is used unless use_sliding_window is false
     mlp: Callable[[ModelSpec, Layout], nn.Module] = MLP  # the block after attention; see MLP.forward
     sizes: tuple[str, ...] = ()  # sizes in config.json that its blocks need beyond ModelSpec's: ModelSpec.sizes

@@ -28,7 +28,7 @@ def parse_spec(config: Mapping[str, Any], eos_ids: object = None, source: str = 
         family = FAMILIES[architecture]
         _refuse_unknown(config, architecture, source)
         n_heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
-        attention_bias, scale = _flag(config, "attention_bias"), "attention_multiplier"
+        attention_bias = _flag(config, "attention_bias")
         spec = ModelSpec(
             architecture=architecture,
             n_layers=_whole(config, "num_hidden_layers"),
@@ -47,7 +47,7 @@ def parse_spec(config: Mapping[str, Any], eos_ids: object = None, source: str = 
             has_mlp_bias=_flag(config, "mlp_bias"),
             has_qk_norm=family.qk_norm,
             eos_ids=_tokens(eos_ids if eos_ids is not None else config.get("eos_token_id")),
-            attention_scale=_number(config, scale) if config.get(scale) is not None else None,
+            attention_scale=_number(config, "attention_multiplier") if family.scales_attention else None,
             sizes={name: _whole(config, name) for name in family.sizes},
         )
     except KeyError as e:

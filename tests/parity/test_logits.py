@@ -1,5 +1,6 @@
 """Our logits are transformers' logits, however a text is cut into steps, rows and pages."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -59,11 +60,15 @@ class Pair(NamedTuple):
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     family, overrides = CASES[request.param]
     theirs = tiny_model(family, **overrides)
-    for layer in theirs.model.layers if "attention_multiplier" in overrides else ():
-        layer.self_attn.scaling = overrides["attention_multiplier"]
     folder = tmp_path_factory.mktemp(request.param)
     theirs.save_pretrained(folder)
-    return Pair(theirs, Driver(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        if "attention_multiplier" in overrides:  # a family that has it
+            for layer in theirs.model.layers:
+                layer.self_attn.scaling = overrides["attention_multiplier"]
+            name = "LlamaForCausalLM"
+            patch.setitem(families.FAMILIES, name, replace(families.FAMILIES[name], scales_attention=True))
+        return Pair(theirs, Driver(folder))
 
 
 def test_every_family_has_a_case() -> None:
