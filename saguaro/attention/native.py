@@ -9,7 +9,7 @@ from torch import Tensor
 from saguaro.attention.sdpa import AttentionBackend, SDPAttention
 from saguaro.attention.step import Nodes, Step
 from saguaro.kernels import native
-from saguaro.kernels.native import at
+from saguaro.kernels.native import at, n_threads
 from saguaro.kv.memory import KVCache
 from saguaro.model.products import KVWrite
 from saguaro.model.spec import ModelSpec
@@ -51,7 +51,7 @@ class NativeAttention:
         assert q.stride()[1:] == (d, 1), q.stride()
         out = torch.empty(n_tokens, n_heads * d)
         self._library.attend(
-            q.data_ptr(), q.stride(0), n_tokens, n_heads, memory.shape[1] // 2, d, self._scale, at(memory),
+            n_threads(), q.data_ptr(), q.stride(0), n_tokens, n_heads, memory.shape[1] // 2, d, self._scale, at(memory),
             at(self._kv_index), self._kv_index.shape[1], at(self._text), at(self._seen), at(out),
         )  # fmt: skip
         return out

@@ -6,6 +6,7 @@ model, and the bookkeeping between them.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ from saguaro.draft.tree import (
     start,
     walk,
 )
+from saguaro.kernels import native, native_grow
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.tables import PageTables
 from saguaro.target.graphed import noise_of
@@ -142,6 +144,7 @@ class Growth:
         self._runner, self._cache, self._longest = texts.runner, texts.cache, texts.longest
         self._scratch, self._kernels, self._sampler, self._n_known = texts.scratch, kernels, sampler, n_known
         device, size = self._cache.device, bucket(max_rows)
+        self._bookkeeping = bookkeeping_for(device, kernels)
         self._planner, self._draws, self._laws = planner, draws, torch.empty(0)
         self._draws_trees, self._kept = draws is not None and not shape.is_chain, shape.kept
         self._width = min(shape.n_children, n_known)
@@ -313,13 +316,16 @@ class Growth:
     ) -> _Computed | None:
         """Put the nodes just computed into the trees, and pick the next ones; None if the budget is spent, or if there
         are none, which captured code never sees."""
-        if self._kernels is not None and self._kernels.advance is not None:
+        if self._kernels is not None and self._bookkeeping is not None:
             return self._advance(rows, before, shape.width, depth, is_chain)
         if before is not None:
             self._put(rows, *before)
-        if budget is not None and not budget.goes_on(self.requests, self._worth(rows.trees).tolist()):
+        if budget is not None and not budget.goes_on(self.requests, self._worth(rows.trees)):
             return None
-        return self._computed(rows, pick(rows.trees, shape.width, depth, is_chain))
+        if self._bookkeeping is None:
+            return self._computed(rows, pick(rows.trees, shape.width, depth, is_chain))
+        computed = self._advance(rows, None, shape.width, depth, is_chain)
+        return computed if computed is not None and computed.kv_index.numel() else None
 
     def _computed(self, rows: _Rows, picked: Picked) -> _Computed | None:
         """What a step needs to know of these nodes; None if there are none, which captured code never sees."""
@@ -336,7 +342,7 @@ class Growth:
 
     def _put(self, rows: _Rows, picked: Picked, ranked: Ranked) -> None:
         """Put computed nodes into the trees."""
-        if self._kernels is not None and self._kernels.advance is not None:
+        if self._bookkeeping is not None:
             self._advance(rows, (picked, ranked), 0, 0, is_chain=False)
             return
         tokens, scores = (each.view(*picked.place.shape, -1) for each in ranked)
@@ -349,16 +355,14 @@ class Growth:
         self, rows: _Rows, before: tuple[Picked, Ranked] | None, n: int, depth: int, is_chain: bool
     ) -> _Computed | None:
         """`_put` and `pick` in one kernel."""
-        assert self._kernels is not None
-        assert self._kernels.advance is not None
+        assert self._bookkeeping is not None
         trees, nodes = rows.trees, None
         if before is not None:
             old = before[0]
             nodes = (old.index, old.is_real, old.place, old.position, old.depth, old.path, old.score)
-        tensors = (trees.token, trees.score, trees.bin, trees.place, trees.node, trees.position, trees.depth)
         ranked = before[1] if before is not None else None
-        found = self._kernels.advance(
-            (*tensors, trees.path, trees.is_used, trees.lineage), nodes, ranked, self._chances.table, trees.root,
+        found = self._bookkeeping(
+            trees.without_root, nodes, ranked, self._chances.table, trees.root,
             rows.heat, rows.scratch, (LEAST, MOST, SURE), LINEAGES, n, depth, is_chain, self._draws_trees,
         )  # fmt: skip
         return None if found is None else _Computed(Picked(*found[:8]), *found[8:])
@@ -449,19 +453,28 @@ class Growth:
         out[:, 1 : 1 + found.shape[1]] = found
         out[:, 1 + found.shape[1] :] = -1
 
-    def _worth(self, trees: Trees) -> Tensor:  # [B]
+    def _worth(self, trees: Trees) -> list[float]:  # [B]
         """The probability that expanding each row's likeliest open node adds an accepted token, as estimated."""
+        if self._kernels is None and self._bookkeeping is not None:
+            return native_grow.worth(trees.without_root, trees.root, self._draws_trees, LEAST)
         is_open = trees.score.masked_fill(trees.place >= 0, NEVER).flatten(1)
         if self._draws_trees:  # may depend on the first open node only (draft/tree.py): the usual chance on its path
             score, node = is_open.max(1)
             depth = trees.depth.gather(1, node[:, None] // self._width)[:, 0] + 1
-            return (score + score / depth).exp()
+            return (score + score / depth).exp().tolist()
         first = is_open.amax(1).exp()
         best_child = trees.score[..., 0].exp()
         own = torch.where(trees.node < 0, 0, trees.score.flatten(1).gather(1, trees.node.clamp(min=0))).exp()
         is_known = best_child > 0
         usual = (best_child / own.clamp(min=LEAST) * is_known).sum(1) / is_known.sum(1).clamp(min=1)
-        return first * usual
+        return (first * usual).tolist()
+
+
+def bookkeeping_for(device: torch.device, kernels: Kernels | None) -> Callable[..., Any] | None:
+    """What puts nodes into trees and picks the next ones; None: draft/tree.py's own functions."""
+    if kernels is not None:
+        return kernels.advance
+    return native_grow.advance if device.type == "cpu" and native.is_there() else None
 
 
 def _texts_of(trees: Trees, picked: Picked) -> Befores:

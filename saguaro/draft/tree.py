@@ -86,6 +86,11 @@ class Trees:
         """P: the place for what is not used."""
         return self.token.shape[1] - 1
 
+    @property
+    def without_root(self) -> list[Tensor]:
+        """All tensors but the root."""
+        return _tensors(self)[:-1]
+
     def rows(self, slots: Tensor) -> "Trees":  # [B]
         """A copy of the trees of these slots."""
         return Trees(*(each[slots] for each in _tensors(self)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saguaro import rng
-from saguaro.kernels.native import at, is_there, library
+from saguaro.kernels.native import at, is_there, library, n_threads
 
 Ranker = Callable[[Tensor, Tensor, Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
 
@@ -39,7 +39,7 @@ def rank(
     temperature, seeds, positions = (each.contiguous() for each in (temperature, seeds, positions))
     tokens, scores = torch.empty(n_rows, n, dtype=torch.int64), torch.empty(n_rows, n)
     library().rank(
-        logits.data_ptr(), logits.stride(0), n_rows, n_known, at(temperature), at(seeds), at(positions), rng.DOMAIN, n,
+        n_threads(), logits.data_ptr(), logits.stride(0), n_rows, n_known, at(temperature), at(seeds), at(positions), rng.DOMAIN, n,
         at(tokens), at(scores),
     )  # fmt: skip
     return tokens, scores

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saguaro.kernels.native import at, library
+from saguaro.kernels.native import at, library, n_threads
 from saguaro.model.linear import Linear
 from saguaro.model.norm import Norm
 from saguaro.model.products import COMPOSED, KVWrite, QKNormRope, Residual, added
@@ -105,7 +105,7 @@ class CPUProducts:
         assert rows.width == weight.width, (rows.width, weight.width)
         heads = torch.empty(rows.n_rows, n_q + n_stored, d)
         self._library.read_heads(
-            weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), n_q, n_stored // 2, d, at(q_norm),
+            n_threads(), weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), n_q, n_stored // 2, d, at(q_norm),
             at(k_norm), eps, at(turn.cos), at(turn.sin), at(place.memory), at(place.kv_index), heads.data_ptr(),
         )  # fmt: skip
         return heads.narrow(1, 0, n_q)
@@ -118,7 +118,7 @@ class CPUProducts:
         assert rows.width == weight.width, (rows.width, weight.width)
         gated = torch.empty(rows.n_rows, weight.n_out // 2)
         self._library.read_gated(
-            weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), gated.data_ptr()
+            n_threads(), weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), gated.data_ptr()
         )  # fmt: skip
         return gated
 
@@ -131,7 +131,7 @@ class CPUProducts:
         assert wide(n_in) == weight.width, (n_in, weight.width)
         x, rows = torch.empty(n_rows, n_out), self._rows(n_rows, n_out)
         self._library.write_rows(
-            weight.address, at(y), n_rows, at(bias), at(stream.x), at(norm.weight), norm.eps, mixed(n_out),
+            n_threads(), weight.address, at(y), n_rows, at(bias), at(stream.x), at(norm.weight), norm.eps, mixed(n_out),
             rows.width, x.data_ptr(), rows.at, rows.scales_at,
         )  # fmt: skip
         return Residual(x, norm, rows)
@@ -189,7 +189,7 @@ def prepared(x: Tensor, rows: Rows, norm: Tensor | None = None, eps: float = 0.0
     """Fill rows with x [T, n] float32, after an optional RMSNorm [n]."""
     n_rows, n = x.shape
     library().prepare_rows(
-        at(x), n_rows, n, mixed(n), at(norm), eps, rows.width, rows.at, rows.scales_at
+        n_threads(), at(x), n_rows, n, mixed(n), at(norm), eps, rows.width, rows.at, rows.scales_at
     )  # fmt: skip
     return rows
 
@@ -199,7 +199,7 @@ def multiply(rows: Rows, weight: CPUWeight, bias: Tensor | None) -> Tensor:
     assert rows.width == weight.width, (rows.width, weight.width)
     y = torch.empty(rows.n_rows, weight.n_out)
     library().read_rows(
-        weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), None, at(y)
+        n_threads(), weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), None, at(y)
     )  # fmt: skip
     return y
 

@@ -17,22 +17,26 @@ from torch import Tensor
 
 from saguaro.errors import ConfigError
 
-SOURCE = Path(__file__).with_name("cpu.c")
+SOURCE = Path(__file__).parent / "c" / "cpu.c"  # includes the other files of its folder
 COMPILERS = ("gcc", "cc", "clang")
 # No -ffast-math: it would change the handling of denormal numbers in the whole process.
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
-
-ALONE = ["-DALONE"]  # single-threaded; the macro only changes the key
+FLAGS = (
+    "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-pthread",
+)  # fmt: skip
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
-    "prepare_rows": [_P, _I, _I, _I, _P, _F, _I, _P, _P],
-    "read_rows": [_P, _P, _P, _I, _P, _P, _P],
-    "read_heads": [_P, _P, _P, _I, _P, _I, _I, _I, _P, _P, _F, _P, _P, _P, _P, _P],
-    "read_gated": [_P, _P, _P, _I, _P, _P],
-    "write_rows": [_P, _P, _I, _P, _P, _P, _F, _I, _I, _P, _P, _P],
-    "attend": [_P, _I, _I, _I, _I, _I, _F, _P, _P, _I, _P, _P, _P],
-    "rank": [_P, _I, _I, _I, _P, _P, _P, _I, _I, _P, _P],
+    "advance": [_P, _P, _P, _P, _P, _P, ctypes.c_int64, _I, _I, _I, _P],
+    "worth": [_P, _I, _F, _P],
+    # each: the number of threads, then
+    "prepare_rows": [_I, _P, _I, _I, _I, _P, _F, _I, _P, _P],
+    "read_rows": [_I, _P, _P, _P, _I, _P, _P, _P],
+    "read_heads": [_I, _P, _P, _P, _I, _P, _I, _I, _I, _P, _P, _F, _P, _P, _P, _P, _P],
+    "read_gated": [_I, _P, _P, _P, _I, _P, _P],
+    "write_rows": [_I, _P, _P, _I, _P, _P, _P, _F, _I, _I, _P, _P, _P],
+    "attend": [_I, _P, _I, _I, _I, _I, _I, _F, _P, _P, _I, _P, _P, _P],
+    "forward": [_I, _P, _P, _P],
+    "rank": [_I, _P, _I, _I, _I, _P, _P, _P, _I, _I, _P, _P],
 }
 
 
@@ -55,18 +59,15 @@ def find() -> ctypes.CDLL | str:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         return f"no C compiler ({', '.join(COMPILERS)}) was found; install gcc or clang"
-    reason = ""
-    for flags in filter(None, (_threads(), ALONE)):  # clang cannot use torch's OpenMP: single-threaded then
-        try:
-            return _load(compiler, [*FLAGS, *flags], SOURCE.parent / "__pycache__")
-        except OSError:  # the folder is not writable or not executable, or the compiler failed
-            pass
-        try:
-            with tempfile.TemporaryDirectory(prefix="saguaro-") as folder:  # a loaded library does not need its file
-                return _load(compiler, [*FLAGS, *flags], Path(folder))
-        except OSError as e:
-            reason = str(e)
-    return f"{compiler} could not compile {SOURCE.name} for {SOURCE.parent} or a temporary folder: {reason}"
+    try:
+        return _load(compiler, SOURCE.parent / "__pycache__")
+    except OSError:  # the folder is not writable or not executable, or the compiler failed
+        pass
+    try:
+        with tempfile.TemporaryDirectory(prefix="saguaro-") as folder:  # a loaded library does not need its file
+            return _load(compiler, Path(folder))
+    except OSError as e:
+        return f"{compiler} could not compile {SOURCE.name} for {SOURCE.parent} or a temporary folder: {e}"
 
 
 def at(tensor: Tensor | None) -> int | None:
@@ -77,39 +78,39 @@ def at(tensor: Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
-def _threads() -> list[str]:
-    """Flags to share torch's threads: link the OpenMP library that torch ships."""
-    home = Path(torch.__file__).parent
-    found = sorted([*(home / "lib").glob("libgomp*.so*"), *(home.parent / "torch.libs").glob("libgomp*.so*")])
-    return ["-fopenmp", str(found[0]), f"-Wl,-rpath,{found[0].parent}", "-Wl,--as-needed"] if found else []
+def n_threads() -> int:
+    """How many threads a call of the library uses: as many as torch's own operations."""
+    return torch.get_num_threads()
 
 
-def _load(compiler: str, flags: list[str], folder: Path) -> ctypes.CDLL:
+def _load(compiler: str, folder: Path) -> ctypes.CDLL:
     """Load the library from this folder; compile it first if it is missing."""
-    path = folder / f"cpu-{_key(compiler, flags)}.so"
+    path = folder / f"cpu-{_key(compiler)}.so"
     if not path.exists():
-        _compile(compiler, flags, path)
+        _compile(compiler, path)
     found = ctypes.CDLL(str(path))
     for function, arguments in _ARGUMENTS.items():
         getattr(found, function).argtypes, getattr(found, function).restype = arguments, None
+    found.advance.restype = _I
     return found
 
 
-def _key(compiler: str, flags: list[str]) -> str:
+def _key(compiler: str) -> str:
     """Hash of everything that the library depends on: source, flags, and the compiler's macros for this machine."""
     about = subprocess.run(
         [compiler, *FLAGS[:2], "-dM", "-E", "-x", "c", "/dev/null"], capture_output=True, check=False
     ).stdout
-    return hashlib.sha256(b"\0".join([SOURCE.read_bytes(), about, *(flag.encode() for flag in flags)])).hexdigest()[:16]
+    sources = [path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    return hashlib.sha256(b"\0".join([*sources, about, *(flag.encode() for flag in FLAGS)])).hexdigest()[:16]
 
 
-def _compile(compiler: str, flags: list[str], path: Path) -> None:
+def _compile(compiler: str, path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="cpu-") as folder:
         made = Path(folder) / path.name
         # source before flags: the linker resolves symbols of earlier arguments
         done = subprocess.run(
-            [compiler, str(SOURCE), "-o", str(made), *flags, "-lm"], capture_output=True, text=True, check=False
+            [compiler, str(SOURCE), "-o", str(made), *FLAGS, "-lm"], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
             raise OSError(done.stderr.strip()[-500:])

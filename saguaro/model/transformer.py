@@ -149,13 +149,13 @@ class Transformer(nn.Module):
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [T] -> cos and sin [T, 1, d]; on a GPU from a table, to save kernel launches."""
         if positions.device.type == "cpu":
-            return self._turns(positions)
+            return self.turns(positions)
         if self._table is None:
-            self._table = self._turns(torch.arange(self.spec.max_length, device=positions.device))
+            self._table = self.turns(torch.arange(self.spec.max_length, device=positions.device))
         cos, sin = self._table
         return cos.index_select(0, positions), sin.index_select(0, positions)
 
-    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, d] of positions [T]; sin is negative on the first half (see products.apply_rope_)."""
         angle = positions[:, None].float() * self.frequencies  # [T, d / 2]
         cos, sin = angle.cos(), angle.sin()

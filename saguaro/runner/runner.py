@@ -15,10 +15,12 @@ from saguaro.kv.memory import KVCache
 from saguaro.model.products import Products
 from saguaro.model.transformer import Transformer
 from saguaro.runner.captured import CapturedSteps, Followed
+from saguaro.runner.native import NativeForward, native_forward
 
 
 class Runner:
-    """A model, its attention backend, its matrix products (by=None: the model's own) and its captured steps, if any."""
+    """A model, its attention backend, its matrix products (by=None: the model's own), and where there are any its
+    captured steps, or all its layers as one native call."""
 
     def __init__(
         self,
@@ -27,8 +29,10 @@ class Runner:
         attention: AttentionBackend,
         by: Products | None = None,
         captured: CapturedSteps | None = None,
+        native: NativeForward | None = None,
     ) -> None:
-        self.model, self.cache, self.attention, self.by, self._captured = model, cache, attention, by, captured
+        self.model, self.cache, self.attention, self.by = model, cache, attention, by
+        self._captured, self._native = captured, native
 
     @property
     def device(self) -> torch.device:
@@ -65,6 +69,8 @@ class Runner:
     @torch.inference_mode()
     def hidden(self, step: Step) -> Tensor:
         """Run a step; return the hidden states of all its tokens, [T, D]."""
+        if self._native is not None:
+            return self._native(step)
         self.attention.plan(step)
         return self.model(step.tokens, step.positions, self.attention, self.by)  # type: ignore[no-any-return]
 
@@ -82,6 +88,6 @@ def make_runner(
 ) -> Runner:
     """A runner with these kernels, for texts up to `longest`; None: torch or cpu.c."""
     if kernels is None:
-        return Runner(model, cache, cpu_attention(cache, model.spec))
+        return Runner(model, cache, cpu_attention(cache, model.spec), native=native_forward(model, cache))
     attention = PagedAttention(cache, kernels, longest, model.spec.softmax_scale)
     return Runner(model, cache, attention, kernels.products, captured)

@@ -171,7 +171,7 @@ def attended(
     n_tokens, n_q, d = len(q), q.shape[1] - 2, q.shape[2]
     found = torch.empty(n_tokens, n_q * d)
     library().attend(
-        at(q), q.stride(0), n_tokens, n_q, memory.shape[1] // 2, d, scale, at(memory), at(slots), slots.shape[1],
+        native.n_threads(), at(q), q.stride(0), n_tokens, n_q, memory.shape[1] // 2, d, scale, at(memory), at(slots), slots.shape[1],
         at(text), at(seen), at(found),
     )  # fmt: skip
     return found
@@ -234,6 +234,13 @@ def test_threads_do_not_matter(kind: type[CPUWeight], threads: Threads) -> None:
     assert torch.equal(found[0].fused.values, found[1].fused.values)
 
 
+def copied(folder: Path) -> Path:
+    """The library's source in another folder."""
+    for path in (native.SOURCE, *native.SOURCE.parent.glob("*.h")):
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder / native.SOURCE.name
+
+
 class TestLibrary:
     """A machine without a compiler, a compiler that fails, a package that cannot be written to."""
 
@@ -260,17 +267,13 @@ class TestLibrary:
     @pytest.mark.skipif(shutil.which("clang") is None, reason="there is no clang")
     def test_by_clang(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """Whose threads are not those of torch."""
-        copy = tmp_path / "cpu.c"
-        copy.write_bytes(native.SOURCE.read_bytes())
-        monkeypatch.setattr(native, "SOURCE", copy)
+        monkeypatch.setattr(native, "SOURCE", copied(tmp_path))
         monkeypatch.setattr(native, "COMPILERS", ("clang",))
         test_products_are_exact_sums((576, 960), 5)
         test_attention(9, 3, 64)
 
     def test_it_is_compiled_once(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        copy = tmp_path / "cpu.c"
-        copy.write_bytes(native.SOURCE.read_bytes())
-        monkeypatch.setattr(native, "SOURCE", copy)
+        monkeypatch.setattr(native, "SOURCE", copied(tmp_path))
         library()
         (made,) = tmp_path.rglob("*.so")
         written = made.stat().st_mtime_ns
@@ -279,12 +282,10 @@ class TestLibrary:
         assert made.stat().st_mtime_ns == written
 
     def test_a_package_that_cannot_be_written_to(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        copy = tmp_path / "cpu.c"
-        copy.write_bytes(native.SOURCE.read_bytes())
         (tmp_path / "__pycache__").write_text("no folder")
-        monkeypatch.setattr(native, "SOURCE", copy)
+        monkeypatch.setattr(native, "SOURCE", copied(tmp_path))
         x, found = draw(1, 32), torch.empty(1, 32)
-        library().prepare_rows(at(x), 1, 32, 1, None, EPS, 32, at(found), None)
+        library().prepare_rows(1, at(x), 1, 32, 1, None, EPS, 32, at(found), None)
         assert torch.equal(found, x)
 
 

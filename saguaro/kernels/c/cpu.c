@@ -13,12 +13,10 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #ifdef __AVX__
 #include <immintrin.h>
 #endif
+#include "team.h"
 
 #define STEPS 127.0f
 #define LEAST 1e-30f /* lower bound of a row's largest value */
@@ -167,24 +165,48 @@ typedef struct {
     int32_t n_in, width, mixed, n_out;
 } matrix;
 
-/* Convert rows of n floats to a matrix's input format, after an optional RMSNorm; scales is NULL for float32. */
-void prepare_rows(const float *x, int n_rows, int n, int mixed, const float *norm, float eps, int width, void *values,
-                  float *scales) {
-#pragma omp parallel for if (n_rows >= MANY)
-    for (int row = 0; row < n_rows; row++) {
-        const float *from = x + (size_t)row * n;
-        if (!scales) {
-            float *y = (float *)values + (size_t)row * width;
-            norm_row(from, n, norm, eps, y);
-            memset(y + n, 0, (width - n) * sizeof(float));
-            continue;
-        }
-        float *y = malloc(width * sizeof(float));
-        norm_row(from, n, norm, eps, y);
+/* The input rows of a product: of `width`, in a matrix's format; scales is NULL for float32. */
+typedef struct {
+    void *values;
+    float *scales;
+} rows;
+
+/* Convert row `row` of x [row][n] to a matrix's input format, after an optional RMSNorm; room: width floats. */
+static void prepare_row(const float *x, int row, int n, int mixed, const float *norm, float eps, int width, rows to,
+                        float *room) {
+    const float *from = x + (size_t)row * n;
+    float *y = to.scales ? room : (float *)to.values + (size_t)row * width;
+    norm_row(from, n, norm, eps, y);
+    if (to.scales) {
         turn(y, n, mixed);
-        scales[row] = round_row(y, n, width, (int16_t *)values + (size_t)row * width) / sqrtf((float)mixed);
-        free(y);
+        to.scales[row] = round_row(y, n, width, (int16_t *)to.values + (size_t)row * width) / sqrtf((float)mixed);
+    } else {
+        memset(y + n, 0, (width - n) * sizeof(float));
     }
+}
+
+typedef struct {
+    const float *x, *norm;
+    int n_rows, n, mixed, width;
+    float eps;
+    rows to;
+} preparation;
+
+static void prepare_part(const member *m, void *arg) {
+    preparation *p = arg;
+    int first, last;
+    float *room = malloc(p->width * sizeof(float));
+    share_of(m, p->n_rows, &first, &last);
+    for (int row = first; row < last; row++)
+        prepare_row(p->x, row, p->n, p->mixed, p->norm, p->eps, p->width, p->to, room);
+    free(room);
+}
+
+/* Convert rows of n floats to a matrix's input format, after an optional RMSNorm; scales is NULL for float32. */
+void prepare_rows(int n_threads, const float *x, int n_rows, int n, int mixed, const float *norm, float eps, int width,
+                  void *values, float *scales) {
+    preparation p = {x, norm, n_rows, n, mixed, width, eps, {values, scales}};
+    together(n_rows >= MANY ? n_threads : 1, prepare_part, &p);
 }
 
 /* ---- products ---- */
@@ -274,66 +296,117 @@ static void float_sums(int n, const float *x, const float *w, int width, f8 sums
     BY_SIZE(n, float_tile, x, w, width, sums)
 }
 
-/* y [row][n_out] = x @ W^T + bias + onto, x from prepare_rows; bias and onto may be NULL */
-void read_rows(const matrix *w, const void *x, const float *scales, int n_rows, const float *bias, const float *onto,
-               float *y) {
+/* PANEL outputs from `out` on of y [row][n_out] = x @ W^T + bias + onto; bias and onto may be NULL */
+static void read_panel(const matrix *w, rows x, int n_rows, const float *bias, const float *onto, int out, float *y) {
     int n_tiles = (n_rows + MOST_ROWS - 1) / MOST_ROWS, n_out = w->n_out;
+    int n_here = n_out - out < PANEL ? n_out - out : PANEL;
     size_t width = w->width;
-#pragma omp parallel for schedule(static) if (width * n_out >= SMALL)
-    for (int out = 0; out < n_out; out += PANEL) {
-        int n_here = n_out - out < PANEL ? n_out - out : PANEL;
-        float w_scales[PANEL] = {0}, biases[PANEL] = {0};
-        if (w->scales) memcpy(w_scales, w->scales + out, n_here * sizeof(float));
-        if (bias) memcpy(biases, bias + out, n_here * sizeof(float));
-        for (int tile = 0; tile < n_tiles; tile++) {
-            size_t first = (size_t)tile * n_rows / n_tiles;
-            int n = (size_t)(tile + 1) * n_rows / n_tiles - first;
-            f8 sums[MOST_ROWS][2];
-            if (w->scales)
-                int8_sums(n, (const int16_t *)x + first * width, (const int8_t *)w->weights + out * width, width,
-                          scales + first, w_scales, sums);
-            else
-                float_sums(n, (const float *)x + first * width, (const float *)w->weights + out * width, width, sums);
-            for (int r = 0; r < n; r++) {
-                size_t to = (first + r) * n_out + out;
-                float here[PANEL] = {0};
-                if (onto) memcpy(here, onto + to, n_here * sizeof(float));
-                for (int c = 0; c < PANEL; c += 8) *(f8 *)(here + c) += sums[r][c / 8] + *(f8 *)(biases + c);
-                memcpy(y + to, here, n_here * sizeof(float));
-            }
+    float w_scales[PANEL] = {0}, biases[PANEL] = {0};
+    if (w->scales) memcpy(w_scales, w->scales + out, n_here * sizeof(float));
+    if (bias) memcpy(biases, bias + out, n_here * sizeof(float));
+    for (int tile = 0; tile < n_tiles; tile++) {
+        size_t first = (size_t)tile * n_rows / n_tiles;
+        int n = (size_t)(tile + 1) * n_rows / n_tiles - first;
+        f8 sums[MOST_ROWS][2];
+        if (w->scales)
+            int8_sums(n, (const int16_t *)x.values + first * width, (const int8_t *)w->weights + out * width, width,
+                      x.scales + first, w_scales, sums);
+        else
+            float_sums(n, (const float *)x.values + first * width, (const float *)w->weights + out * width, width, sums);
+        for (int r = 0; r < n; r++) {
+            size_t to = (first + r) * n_out + out;
+            float here[PANEL] = {0};
+            if (onto) memcpy(here, onto + to, n_here * sizeof(float));
+            for (int c = 0; c < PANEL; c += 8) *(f8 *)(here + c) += sums[r][c / 8] + *(f8 *)(biases + c);
+            memcpy(y + to, here, n_here * sizeof(float));
         }
     }
 }
 
+typedef struct {
+    const matrix *w;
+    rows x;
+    int n_rows;
+    const float *bias, *onto;
+    float *y;
+} product;
+
+static void read_part(const member *m, void *arg) {
+    product *p = arg;
+    int first, last;
+    share_of(m, (p->w->n_out + PANEL - 1) / PANEL, &first, &last);
+    for (int panel = first; panel < last; panel++)
+        read_panel(p->w, p->x, p->n_rows, p->bias, p->onto, panel * PANEL, p->y);
+}
+
+/* More threads than one only for a product that takes longer than waking them. */
+static int threads_for(int n_threads, const matrix *w) { return (size_t)w->width * w->n_out >= SMALL ? n_threads : 1; }
+
+/* y [row][n_out] = x @ W^T + bias + onto, x from prepare_rows; bias and onto may be NULL */
+void read_rows(int n_threads, const matrix *w, void *x, float *scales, int n_rows, const float *bias, const float *onto,
+               float *y) {
+    product p = {w, {x, scales}, n_rows, bias, onto, y};
+    together(threads_for(n_threads, w), read_part, &p);
+}
+
 /* y = onto + from @ W^T + bias; next: y after RMSNorm, in the input format of the next product */
-void write_rows(const matrix *w, const float *from, int n_rows, const float *bias, const float *onto, const float *norm,
-                float eps, int mixed, int width, float *y, void *next, float *next_scales) {
+void write_rows(int n_threads, const matrix *w, const float *from, int n_rows, const float *bias, const float *onto,
+                const float *norm, float eps, int mixed, int width, float *y, void *next, float *next_scales) {
     void *x = malloc((size_t)n_rows * w->width * sizeof(float));
     float *scales = w->scales ? malloc(n_rows * sizeof(float)) : NULL;
-    prepare_rows(from, n_rows, w->n_in, w->mixed, NULL, 0.0f, w->width, x, scales);
-    read_rows(w, x, scales, n_rows, bias, onto, y);
-    prepare_rows(y, n_rows, w->n_out, mixed, norm, eps, width, next, next_scales);
+    prepare_rows(n_threads, from, n_rows, w->n_in, w->mixed, NULL, 0.0f, w->width, x, scales);
+    read_rows(n_threads, w, x, scales, n_rows, bias, onto, y);
+    prepare_rows(n_threads, y, n_rows, w->n_out, mixed, norm, eps, width, next, next_scales);
     free(x);
     free(scales);
 }
 
 /* ---- between products ---- */
 
-static inline f8 silu_times(f8 gate, f8 up) { return gate / (splat(1.0f) + exp8(-gate)) * up; }
+static inline f8 silu_times(f8 x, f8 up) { return x / (splat(1.0f) + exp8(-x)) * up; }
+
+/* n values of silu(gate) * up */
+static void gate(const float *gates, const float *ups, int n, float *out) {
+    int i = 0;
+    for (; i + 8 <= n; i += 8) *(f8 *)(out + i) = silu_times(*(const f8 *)(gates + i), *(const f8 *)(ups + i));
+    for (; i < n; i++) out[i] = silu_times(splat(gates[i]), splat(ups[i]))[0];
+}
+
+/* A product p whose outputs are gates, then ups: p.y [row][n_out] is their room; out [row][n_out / 2] the result. */
+typedef struct {
+    product p;
+    float *out;
+} gated_product;
+
+static void gated_part(const member *m, void *arg) {
+    gated_product *g = arg;
+    product *p = &g->p;
+    int n_out = p->w->n_out, n = n_out / 2, first, last;
+    if (n % PANEL) { /* a panel may have gates and ups */
+        read_part(m, p);
+        meet(m);
+        share_of(m, p->n_rows, &first, &last);
+        for (int row = first; row < last; row++)
+            gate(p->y + (size_t)row * n_out, p->y + (size_t)row * n_out + n, n, g->out + (size_t)row * n);
+        return;
+    }
+    share_of(m, n / PANEL, &first, &last);
+    for (int panel = first; panel < last; panel++) {
+        int out = panel * PANEL;
+        read_panel(p->w, p->x, p->n_rows, p->bias, p->onto, out, p->y);
+        read_panel(p->w, p->x, p->n_rows, p->bias, p->onto, n + out, p->y);
+        for (int row = 0; row < p->n_rows; row++) {
+            const float *gates = p->y + (size_t)row * n_out + out;
+            gate(gates, gates + n, PANEL, g->out + (size_t)row * n + out);
+        }
+    }
+}
 
 /* y [row][n_out / 2] = silu(gate) * up, where x @ W^T + bias is the gates, then the ups */
-void read_gated(const matrix *w, const void *x, const float *scales, int n_rows, const float *bias, float *y) {
-    int n = w->n_out / 2;
-    float *both = malloc((size_t)n_rows * 2 * n * sizeof(float));
-    read_rows(w, x, scales, n_rows, bias, NULL, both);
-#pragma omp parallel for if (n_rows >= MANY)
-    for (int row = 0; row < n_rows; row++) {
-        const float *gates = both + (size_t)row * 2 * n, *ups = gates + n;
-        float *out = y + (size_t)row * n;
-        int i = 0;
-        for (; i + 8 <= n; i += 8) *(f8 *)(out + i) = silu_times(*(const f8 *)(gates + i), *(const f8 *)(ups + i));
-        for (; i < n; i++) out[i] = silu_times(splat(gates[i]), splat(ups[i]))[0];
-    }
+void read_gated(int n_threads, const matrix *w, void *x, float *scales, int n_rows, const float *bias, float *y) {
+    float *both = malloc((size_t)n_rows * w->n_out * sizeof(float));
+    gated_product g = {{w, {x, scales}, n_rows, bias, NULL, both}, y};
+    together(threads_for(n_threads, w), gated_part, &g);
     free(both);
 }
 
@@ -344,28 +417,62 @@ static void norm_head(float *x, int d, const float *norm, float eps) {
     for (int i = 0; i < d; i++) x[i] *= scale * norm[i];
 }
 
-/* heads [row][n_q + 2 n_kv][d] = x @ W^T + bias, then optional per-head norms, and rope with cos and sin [row][d] (sin
-   negative on the first half); keys and values are written to memory [token][2 n_kv][d] */
-void read_heads(const matrix *w, const void *x, const float *scales, int n_rows, const float *bias, int n_q, int n_kv,
-                int d, const float *q_norm, const float *k_norm, float eps, const float *cosines, const float *sines,
-                float *memory, const int64_t *kv_index, float *heads) {
-    int n_all = n_q + 2 * n_kv, half = d / 2;
-    read_rows(w, x, scales, n_rows, bias, NULL, heads);
-#pragma omp parallel for if (n_rows >= MANY)
-    for (int row = 0; row < n_rows; row++) {
-        float *here = heads + (size_t)row * n_all * d;
-        const float *c = cosines + (size_t)row * d, *s = sines + (size_t)row * d;
-        for (int head = 0; head < n_q + n_kv; head++) {
-            float *y = here + (size_t)head * d;
-            if (q_norm) norm_head(y, d, head < n_q ? q_norm : k_norm, eps);
+/* A product p whose outputs p.y [row][n_q + 2 n_kv][d] are heads: optional norms of queries and keys, then rope by
+   cos and sin [place][d] (sin negative on the first half), a row's place being place[row], or the row itself if that is
+   NULL. Keys and values are written to memory [token][2 n_kv][d] at kv_index, unless that is negative. */
+typedef struct {
+    product p;
+    int n_q, n_kv, d;
+    const float *q_norm, *k_norm;
+    float eps;
+    const float *cosines, *sines;
+    const int64_t *place, *kv_index;
+    float *memory;
+} heads_product;
+
+/* Norms, rope and write of one head of all rows. */
+static void finish_head(const heads_product *h, int head) {
+    int n_all = h->n_q + 2 * h->n_kv, d = h->d, half = d / 2;
+    for (int row = 0; row < h->p.n_rows; row++) {
+        float *y = h->p.y + ((size_t)row * n_all + head) * d;
+        if (head < h->n_q + h->n_kv) {
+            size_t at = (size_t)(h->place ? h->place[row] : row) * d;
+            const float *c = h->cosines + at, *s = h->sines + at;
+            if (h->q_norm) norm_head(y, d, head < h->n_q ? h->q_norm : h->k_norm, h->eps);
             for (int i = 0; i < half; i++) {
                 float a = y[i], b = y[i + half];
                 y[i] = a * c[i] + b * s[i];
                 y[i + half] = b * c[i + half] + a * s[i + half];
             }
         }
-        memcpy(memory + (size_t)kv_index[row] * 2 * n_kv * d, here + (size_t)n_q * d, 2 * n_kv * d * sizeof(float));
+        if (head >= h->n_q && h->kv_index[row] >= 0)
+            memcpy(h->memory + ((size_t)h->kv_index[row] * 2 * h->n_kv + head - h->n_q) * d, y, d * sizeof(float));
     }
+}
+
+static void heads_part(const member *m, void *arg) {
+    heads_product *h = arg;
+    product *p = &h->p;
+    int first, last, is_aligned = h->d % PANEL == 0; /* no panel has outputs of two heads */
+    if (!is_aligned) {
+        read_part(m, p);
+        meet(m);
+    }
+    share_of(m, h->n_q + 2 * h->n_kv, &first, &last);
+    for (int head = first; head < last; head++) {
+        for (int out = head * h->d; is_aligned && out < (head + 1) * h->d; out += PANEL)
+            read_panel(p->w, p->x, p->n_rows, p->bias, p->onto, out, p->y);
+        finish_head(h, head);
+    }
+}
+
+/* heads [row][n_q + 2 n_kv][d] = x @ W^T + bias, then see heads_product, with cos and sin [row][d] */
+void read_heads(int n_threads, const matrix *w, void *x, float *scales, int n_rows, const float *bias, int n_q, int n_kv,
+                int d, const float *q_norm, const float *k_norm, float eps, const float *cosines, const float *sines,
+                float *memory, const int64_t *kv_index, float *heads) {
+    heads_product h = {{w, {x, scales}, n_rows, bias, NULL, heads}, n_q, n_kv, d, q_norm, k_norm, eps,
+                       cosines, sines, NULL, kv_index, memory};
+    together(threads_for(n_threads, w), heads_part, &h);
 }
 
 /* ---- attention ---- */
@@ -456,42 +563,63 @@ UNROLLED void attend_heads(const int H, const float *q, const float *keys, const
     for (; i < d; i += 8) gather(H, 1, values + i, stride, kv_index, n_keys, d, scores, room, totals, out + i);
 }
 
-static int n_threads(void) {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
+/* Attention of q [token][stride_q], heads first, -> out [token][n_q][d]. Token t sees its first seen[t] keys; key j is
+   at kv_index[t][j] of memory [token][2 n_kv][d], keys before values. Members take the pieces in turn. */
+typedef struct {
+    const float *q, *memory;
+    int stride_q, n_tokens, n_q, n_kv, d, longest;
+    float scale;
+    const int32_t *const *kv_index, *seen;
+    float *out;
+} attention;
+
+static void attend_some(const member *m, const attention *a, atomic_int *next) {
+    int n_tokens = a->n_tokens, n_kv = a->n_kv, d = a->d;
+    size_t stride = (size_t)2 * n_kv * d, room = a->longest + 8;
+    int group = a->n_q / n_kv, n_alone = n_tokens * n_kv;
+    int most = m->n > 1 && n_alone < 4 * m->n ? 1 : MOST_HEADS; /* 1: better balance of few pieces */
+    int n_tiles = (group + most - 1) / most;
+    float *scores = malloc(MOST_HEADS * room * sizeof(float));
+    for (int at; (at = atomic_fetch_add(next, 1)) < n_alone * n_tiles;) {
+        int tile = at % n_tiles, token = at / n_tiles % n_tokens, kv = at / n_tiles / n_tokens;
+        int first = tile * group / n_tiles, n = (tile + 1) * group / n_tiles - first, head = kv * group + first;
+        const float *from = a->q + (size_t)token * a->stride_q + (size_t)head * d, *keys = a->memory + (size_t)kv * d;
+        const float *values = keys + (size_t)n_kv * d;
+        const int32_t *where = a->kv_index[token];
+        int seen = a->seen[token];
+        float *to = a->out + ((size_t)token * a->n_q + head) * d, scale = a->scale;
+        switch (n) {
+        case 1: attend_heads(1, from, keys, values, stride, where, seen, d, scale, scores, room, to); break;
+        case 2: attend_heads(2, from, keys, values, stride, where, seen, d, scale, scores, room, to); break;
+        case 3: attend_heads(3, from, keys, values, stride, where, seen, d, scale, scores, room, to); break;
+        }
+    }
+    free(scores);
+}
+
+typedef struct {
+    attention of;
+    atomic_int next; /* piece */
+} attention_alone;
+
+static void attend_part(const member *m, void *arg) {
+    attention_alone *a = arg;
+    attend_some(m, &a->of, &a->next);
 }
 
 /* q [token][stride_q], heads first, -> out [token][n_q][d]. Token t belongs to text[t] and sees its first seen[t] keys;
    key j of a text is at kv_index[text][j] of memory [token][2 n_kv][d], keys before values. */
-void attend(const float *q, int stride_q, int n_tokens, int n_q, int n_kv, int d, float scale, const float *memory,
-            const int32_t *kv_index, int longest, const int32_t *text, const int32_t *seen, float *out) {
-    size_t stride = (size_t)2 * n_kv * d, room = longest + 8;
-    int group = n_q / n_kv, n_alone = n_tokens * n_kv, n_sharing = n_threads();
-    int most = n_sharing > 1 && n_alone < 4 * n_sharing ? 1 : MOST_HEADS; /* 1: better balance of few tasks */
-    int n_tiles = (group + most - 1) / most;
-#pragma omp parallel
-    {
-        float *scores = malloc(MOST_HEADS * room * sizeof(float));
-#pragma omp for schedule(dynamic, 1)
-        for (int at = 0; at < n_alone * n_tiles; at++) {
-            int tile = at % n_tiles, token = at / n_tiles % n_tokens, kv = at / n_tiles / n_tokens;
-            int first = tile * group / n_tiles, n = (tile + 1) * group / n_tiles - first, head = kv * group + first;
-            const float *from = q + (size_t)token * stride_q + (size_t)head * d, *keys = memory + (size_t)kv * d;
-            const float *values = keys + (size_t)n_kv * d;
-            const int32_t *where = kv_index + (size_t)text[token] * longest;
-            float *to = out + ((size_t)token * n_q + head) * d;
-            switch (n) {
-            case 1: attend_heads(1, from, keys, values, stride, where, seen[token], d, scale, scores, room, to); break;
-            case 2: attend_heads(2, from, keys, values, stride, where, seen[token], d, scale, scores, room, to); break;
-            case 3: attend_heads(3, from, keys, values, stride, where, seen[token], d, scale, scores, room, to); break;
-            }
-        }
-        free(scores);
-    }
+void attend(int n_threads, const float *q, int stride_q, int n_tokens, int n_q, int n_kv, int d, float scale,
+            const float *memory, const int32_t *kv_index, int longest, const int32_t *text, const int32_t *seen,
+            float *out) {
+    const int32_t **each = malloc(n_tokens * sizeof *each);
+    for (int token = 0; token < n_tokens; token++) each[token] = kv_index + (size_t)text[token] * longest;
+    attention_alone a = {{q, memory, stride_q, n_tokens, n_q, n_kv, d, longest, scale, each, seen, out}, 0};
+    together(n_threads, attend_part, &a);
+    free(each);
 }
+
+#include "forward.h"
 
 /* ---- sampling ---- */
 
@@ -581,39 +709,64 @@ static void rank_warm(const float *x, int n_known, float top, float temperature,
         }
 }
 
+typedef struct {
+    const float *logits;
+    int stride, n_rows, n_known;
+    const float *temperatures;
+    const int64_t *seeds, *positions;
+    int domain, n;
+    int64_t *tokens;
+    float *scores;
+    atomic_int next; /* row */
+} ranking;
+
+static void rank_row(const ranking *r, int row) {
+    int n = r->n, n_known = r->n_known;
+    const float *x = r->logits + (size_t)row * r->stride;
+    best found = {r->scores + (size_t)row * n, r->tokens + (size_t)row * n, n};
+    for (int i = 0; i < n; i++) found.scores[i] = -INFINITY, found.tokens[i] = i;
+    float top = -INFINITY;
+    int is_odd = 0;
+    for (int token = 0; token < n_known; token++) {
+        top = x[token] > top ? x[token] : top;
+        is_odd |= !(x[token] <= FLT_MAX);
+    }
+    if (is_odd) {
+        for (int i = 0; i < n; i++) found.scores[i] = NAN;
+        return;
+    }
+    if (r->temperatures[row] > 0.0f) {
+        rank_warm(x, n_known, top, r->temperatures[row], (uint64_t)r->seeds[row], (uint32_t)r->positions[row], r->domain,
+                  &found);
+        fill_up(&found);
+        return;
+    }
+    for (int from = 0; from < n_known; from += RUN) {
+        int to = from + RUN < n_known ? from + RUN : n_known, is_any = to - from < RUN;
+        float bar = found.scores[n - 1] + top;
+        bar -= 1e-6f * fabsf(bar); /* the difference was rounded */
+        if (!is_any)
+            for (int i = 0; i < RUN; i++) is_any |= x[from + i] >= bar;
+        for (int token = from; is_any && token < to; token++) offer(&found, token, x[token] - top);
+    }
+    fill_up(&found);
+}
+
+static void rank_part(const member *m, void *arg) {
+    ranking *r = arg;
+    (void)m;
+    for (int row; (row = atomic_fetch_add(&r->next, 1)) < r->n_rows;) rank_row(r, row);
+}
+
 /* The n best tokens of each row of logits [row][stride], of which n_known are tokens, and their scores, best first:
    (logit - best logit) / temperature + noise, or logit - best logit at temperature 0. Of ties the lower token comes
    first; tokens with a logit of -inf come last. A row with a NaN or +inf logit has only NaN scores. */
-void rank(const float *logits, int stride, int n_rows, int n_known, const float *temperatures, const int64_t *seeds,
-          const int64_t *positions, int domain, int n, int64_t *tokens, float *scores) {
-#pragma omp parallel for
-    for (int row = 0; row < n_rows; row++) {
-        const float *x = logits + (size_t)row * stride;
-        best found = {scores + (size_t)row * n, tokens + (size_t)row * n, n};
-        for (int i = 0; i < n; i++) found.scores[i] = -INFINITY, found.tokens[i] = i;
-        float top = -INFINITY;
-        int is_odd = 0;
-        for (int token = 0; token < n_known; token++) {
-            top = x[token] > top ? x[token] : top;
-            is_odd |= !(x[token] <= FLT_MAX);
-        }
-        if (is_odd) {
-            for (int i = 0; i < n; i++) found.scores[i] = NAN;
-            continue;
-        }
-        if (temperatures[row] > 0.0f) {
-            rank_warm(x, n_known, top, temperatures[row], (uint64_t)seeds[row], (uint32_t)positions[row], domain, &found);
-            fill_up(&found);
-            continue;
-        }
-        for (int from = 0; from < n_known; from += RUN) {
-            int to = from + RUN < n_known ? from + RUN : n_known, is_any = to - from < RUN;
-            float bar = found.scores[n - 1] + top;
-            bar -= 1e-6f * fabsf(bar); /* the difference was rounded */
-            if (!is_any)
-                for (int i = 0; i < RUN; i++) is_any |= x[from + i] >= bar;
-            for (int token = from; is_any && token < to; token++) offer(&found, token, x[token] - top);
-        }
-        fill_up(&found);
-    }
+void rank(int n_threads, const float *logits, int stride, int n_rows, int n_known, const float *temperatures,
+          const int64_t *seeds, const int64_t *positions, int domain, int n, int64_t *tokens, float *scores) {
+    ranking r = {logits, stride, n_rows, n_known, temperatures, seeds, positions, domain, n, tokens, scores, 0};
+    together(n_rows > 1 ? n_threads : 1, rank_part, &r);
 }
+
+/* ---- growth ---- */
+
+#include "growth.h"

@@ -1,0 +1,100 @@
+"""The bookkeeping of a growth step on a CPU, by cpu.c: the same as saguaro.kernels.grow, which documents it."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saguaro.kernels.native import at, library
+
+_P, _I, _F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
+
+
+class _Trees(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("token", "score", "bin", "place", "node", "position", "depth", "path", "is_used")),
+        *((name, _P) for name in ("lineage", "root")),
+        *((name, _I) for name in ("n_rows", "n_places", "width", "n_path")),
+    )
+
+
+class _Nodes(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("index", "is_real", "place", "token", "position", "depth", "path", "score")),
+        ("n", _I),
+    )
+
+
+class _Chances(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("rate", "edges", "base")),
+        *((name, _I) for name in ("n_edges", "n_bins")),
+        *((name, _F) for name in ("least", "most", "sure")),
+    )
+
+
+def advance(
+    trees: Sequence[Tensor],
+    before: Sequence[Tensor] | None,
+    ranked: tuple[Tensor, Tensor] | None,
+    table: tuple[Tensor, Tensor, Tensor, int],
+    root: Tensor,
+    temperature: Tensor,
+    scratch: Tensor,
+    limits: tuple[float, float, float],
+    lineages: int,
+    n: int,
+    depth: int,
+    is_chain: bool,
+    falls: bool,
+) -> tuple[Tensor, ...] | None:
+    """See saguaro.kernels.grow.advance. Columns that are padding in every row are left out."""
+    token, path = trees[0], trees[7]
+    (b, _, _), n_path = token.shape, path.shape[2]
+    old, tokens, scores = None, None, None
+    if before is not None and ranked is not None:
+        index, is_real, place, position, own_depth, own_path, score = (each.contiguous() for each in before)
+        old = _Nodes(
+            at(index), at(is_real), at(place), None, at(position), at(own_depth), at(own_path), at(score),
+            index.shape[1],
+        )  # fmt: skip
+        tokens, scores = (each.contiguous() for each in ranked)
+    rate, edges, base, n_bins = table
+    chances = _Chances(at(rate), at(edges), at(base), len(edges), n_bins, *limits)
+    whole = torch.empty(5, b, n, dtype=torch.int64)
+    real, best = torch.empty(b, n, dtype=torch.bool), torch.empty(b, n)
+    paths = torch.empty(b, n, n_path, dtype=torch.int64)
+    index, place, chosen, position, deep = whole
+    new = _Nodes(
+        at(index), at(real), at(place), at(chosen), at(position), at(deep), at(paths), at(best), n
+    )  # fmt: skip
+    n_real = library().advance(
+        _by(_trees(trees, root)), _by(old), at(tokens), at(scores), _by(chances), at(temperature),
+        lineages, depth, is_chain, falls, _by(new) if n else None,
+    )  # fmt: skip
+    if n == 0:
+        return None
+    kept = (index, real, place, chosen, position, deep, paths, best)
+    if n_real < n:
+        kept = tuple(each[:, :n_real].contiguous() for each in kept)
+    place, position, paths = kept[2], kept[4], kept[6]
+    kv_index, seen = scratch[:, None] + place, (position + 1).int()
+    return *kept, kv_index, seen, (scratch[:, None, None] + paths.clamp(min=0)).int()
+
+
+def worth(trees: Sequence[Tensor], root: Tensor, is_drawn: bool, least: float) -> list[float]:  # [B]
+    """The probability that expanding each row's likeliest open node adds an accepted token, as estimated."""
+    found = (ctypes.c_double * len(root))()
+    library().worth(_by(_trees(trees, root)), is_drawn, least, ctypes.addressof(found))
+    return list(found)
+
+
+def _trees(trees: Sequence[Tensor], root: Tensor) -> _Trees:
+    return _Trees(*map(at, trees), at(root), *trees[0].shape, trees[7].shape[2])
+
+
+def _by(struct: Any) -> Any:
+    """A pointer to a struct, which keeps it alive."""
+    return None if struct is None else ctypes.byref(struct)
