@@ -39,7 +39,7 @@ def rank(
     temperature, seeds, positions = (each.contiguous() for each in (temperature, seeds, positions))
     tokens, scores = torch.empty(n_rows, n, dtype=torch.int64), torch.empty(n_rows, n)
     library().rank(
-        n_threads(), logits.data_ptr(), logits.stride(0), n_rows, n_known, at(temperature), at(seeds), at(positions), rng.DOMAIN, n,
-        at(tokens), at(scores),
+        n_threads(), logits.data_ptr(), logits.stride(0), n_rows, n_known, at(temperature), at(seeds), at(positions),
+        rng.DOMAIN, n, at(tokens), at(scores),
     )  # fmt: skip
     return tokens, scores

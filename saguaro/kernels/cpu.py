@@ -105,8 +105,9 @@ class CPUProducts:
         assert rows.width == weight.width, (rows.width, weight.width)
         heads = torch.empty(rows.n_rows, n_q + n_stored, d)
         self._library.read_heads(
-            n_threads(), weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), n_q, n_stored // 2, d, at(q_norm),
-            at(k_norm), eps, at(turn.cos), at(turn.sin), at(place.memory), at(place.kv_index), heads.data_ptr(),
+            n_threads(), weight.address, rows.at, rows.scales_at, rows.n_rows, at(bias), n_q, n_stored // 2, d,
+            at(q_norm), at(k_norm), eps, at(turn.cos), at(turn.sin), at(place.memory), at(place.kv_index),
+            heads.data_ptr(),
         )  # fmt: skip
         return heads.narrow(1, 0, n_q)
 

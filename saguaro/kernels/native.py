@@ -21,7 +21,8 @@ SOURCE = Path(__file__).parent / "c" / "cpu.c"  # includes the other files of it
 COMPILERS = ("gcc", "cc", "clang")
 # No -ffast-math: it would change the handling of denormal numbers in the whole process.
 FLAGS = (
-    "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-pthread",
+    "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-shared", "-fPIC", "-pthread",
 )  # fmt: skip
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_float

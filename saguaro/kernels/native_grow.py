@@ -76,9 +76,9 @@ def advance(
     )  # fmt: skip
     if n == 0:
         return None
-    kept = (index, real, place, chosen, position, deep, paths, best)
+    kept = [index, real, place, chosen, position, deep, paths, best]
     if n_real < n:
-        kept = tuple(each[:, :n_real].contiguous() for each in kept)
+        kept = [each[:, :n_real].contiguous() for each in kept]
     place, position, paths = kept[2], kept[4], kept[6]
     kv_index, seen = scratch[:, None] + place, (position + 1).int()
     return *kept, kv_index, seen, (scratch[:, None, None] + paths.clamp(min=0)).int()

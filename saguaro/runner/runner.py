@@ -44,6 +44,11 @@ class Runner:
         """Whether steps are captured, so that the host continues while they run."""
         return self._captured is not None
 
+    @property
+    def is_native(self) -> bool:
+        """Whether all layers are one native call."""
+        return self._native is not None
+
     def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | tuple[Tensor, Tensor | None]:
         """Run a step of these rows: a captured one with what follows it, if there is one and `is_followed`.
 

@@ -171,8 +171,8 @@ def attended(
     n_tokens, n_q, d = len(q), q.shape[1] - 2, q.shape[2]
     found = torch.empty(n_tokens, n_q * d)
     library().attend(
-        native.n_threads(), at(q), q.stride(0), n_tokens, n_q, memory.shape[1] // 2, d, scale, at(memory), at(slots), slots.shape[1],
-        at(text), at(seen), at(found),
+        native.n_threads(), at(q), q.stride(0), n_tokens, n_q, memory.shape[1] // 2, d, scale, at(memory), at(slots),
+        slots.shape[1], at(text), at(seen), at(found),
     )  # fmt: skip
     return found
 

@@ -21,7 +21,7 @@ each_kernel = pytest.mark.parametrize("advance", KERNELS, ids=lambda each: str(e
 def on_kernel(
     advance: Advance, trees: Trees, before: tuple[Picked, tuple[torch.Tensor, torch.Tensor]] | None, chances: Chances,
     heat: torch.Tensor, scratch: torch.Tensor, n: int, is_chain: bool, falls: bool = False,
-) -> tuple[torch.Tensor, ...] | None:  # fmt: skip
+) -> Any:  # fmt: skip
     """`advance` with a tree's tensors."""
     nodes, ranked = None, None
     if before is not None:

@@ -258,10 +258,16 @@ def another_place(self: KVCache, sources: Tensor, places: Tensor, move: Callable
     move(self, torch.where(sources == places, sources, sources + 1), places)
 
 
+def by_wrong_paths(patch: pytest.MonkeyPatch) -> None:
+    """In the functions that define a growth step, which the kernels stand in for."""
+    patch.setattr(growth, "bookkeeping_for", lambda device, kernels: None)
+    patch.setattr(growth, "pick", wrong_path)
+
+
 MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "no copy": lambda patch: patch.setattr(KVCache, "move", no_copy),
     "another's keys": lambda patch: patch.setattr(KVCache, "move", another_place),
-    "a wrong path": lambda patch: patch.setattr(growth, "pick", wrong_path),
+    "a wrong path": by_wrong_paths,
     "a sibling left": lambda patch: patch.setattr(growth, "reroot", freed_too_late),
 }
 

@@ -1,22 +1,25 @@
 """On a CPU a token's logits do not depend, to the bit, on what is computed with it: so every method is exact."""
 
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from saguaro.attention.native import NativeAttention
-from saguaro.attention.sdpa import AttentionBackend, SDPAttention
+from saguaro.attention.sdpa import SDPAttention
 from saguaro.attention.step import Segment, make_step
 from saguaro.kernels.formats import FORMATS, computed_in, ready
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.model.load import load
-from saguaro.model.tiny import write_tiny
+from saguaro.model.norm import Norm
+from saguaro.model.tiny import FAMILIES, write_tiny
 from saguaro.model.transformer import Transformer
-from saguaro.runner.runner import Runner
+from saguaro.runner.runner import Runner, make_runner
 
 CPU = torch.device("cpu")
 PAGE, N_PAGES, N_TEXT = 4, 128, 150
@@ -24,10 +27,10 @@ CHUNKS = ([150], [1] * 150, [7, 1, 1, 64, 33, 5, 5, 2, 9, 23], [5] * 30)
 
 
 class Texts:
-    """A model and two texts on scattered pages."""
+    """A model and two texts on scattered pages. way: how steps run."""
 
-    def __init__(self, model: Transformer, backend: type[SDPAttention] | type[NativeAttention]) -> None:
-        self.model, self.backend = model, backend
+    def __init__(self, model: Transformer, way: str) -> None:
+        self.model, self.way = model, way
         draw = random.Random(1)
         self.tokens = [[draw.randrange(model.spec.n_vocab) for _ in range(N_TEXT)] for _ in range(2)]
         places = draw.sample(range(N_PAGES), N_PAGES)
@@ -36,11 +39,7 @@ class Texts:
 
     def logits(self, steps: Sequence[Sequence[tuple[int, int, int]]]) -> list[Tensor]:  # per text [N_TEXT, V]
         """Compute in steps, each of (text, start, stop)."""
-        spec, dtype = self.model.spec, self.model.dtype
-        plan = KVPlan(N_PAGES, PAGE, spec.kv_bytes_per_token(dtype), N_PAGES * PAGE)
-        cache = KVCache(plan, spec, CPU, dtype)
-        cache.memory.fill_(float("nan"))
-        runner = Runner(self.model, cache, self._attention(cache))
+        runner = self._runner()
         found: list[list[Tensor]] = [[], []]
         for step in steps:
             segments = [Segment(self.tokens[t][a:b], a, self.pages[t], n_wanted=b - a) for t, a, b in step]
@@ -51,17 +50,20 @@ class Texts:
 
     def run(self, *steps: Sequence[Segment]) -> Tensor:  # [wanted, V]
         """The logits of steps one after the other."""
+        runner = self._runner()
+        return torch.cat([runner.forward(make_step(step, PAGE, CPU)) for step in steps])
+
+    def _runner(self) -> Runner:
         spec, dtype = self.model.spec, self.model.dtype
         cache = KVCache(KVPlan(N_PAGES, PAGE, spec.kv_bytes_per_token(dtype), N_PAGES * PAGE), spec, CPU, dtype)
         cache.memory.fill_(float("nan"))
-        runner = Runner(self.model, cache, self._attention(cache))
-        return torch.cat([runner.forward(make_step(step, PAGE, CPU)) for step in steps])
-
-    def _attention(self, cache: KVCache) -> AttentionBackend:
-        if self.backend is NativeAttention:
-            return NativeAttention(cache, self.model.spec.softmax_scale)
-        spec = self.model.spec
-        return SDPAttention(cache, spec.n_heads // spec.n_kv_heads, spec.softmax_scale)
+        if self.way == "one call":
+            runner = make_runner(self.model, cache, None, N_PAGES * PAGE)
+            assert runner.is_native
+            return runner
+        if self.way == "modules":
+            return Runner(self.model, cache, NativeAttention(cache, spec.softmax_scale))
+        return Runner(self.model, cache, SDPAttention(cache, spec.n_heads // spec.n_kv_heads, spec.softmax_scale))
 
 
 def chunks(text: int, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -72,12 +74,22 @@ def chunks(text: int, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
 PACKED = [name for name, one in FORMATS.items() if one.kind is not None and not one.fault(CPU)]
 
 
-@pytest.fixture(params=[*PACKED, "float32, by torch's attention", "int8 in qwen3"])
+WAYS = [
+    *(("llama", dtype, way) for dtype in PACKED for way in ("one call", "modules")),
+    ("qwen3", "int8", "one call"),
+    ("llama", "float32", "torch's attention"),
+]
+
+
+def new_model(folder: Path, family: str, dtype: str, **overrides: Any) -> Transformer:
+    path = write_tiny(folder / "tiny", family, **overrides)
+    return ready(load("tiny", path, CPU, computed_in(dtype)).model, dtype)
+
+
+@pytest.fixture(params=WAYS, ids=", ".join)
 def texts(request: pytest.FixtureRequest, tmp_path: Path) -> Texts:
-    family = "qwen3" if "qwen3" in request.param else "llama"
-    dtype = request.param.replace(",", "").split()[0]
-    model = ready(load("tiny", write_tiny(tmp_path / "tiny", family), CPU, computed_in(dtype)).model, dtype)
-    return Texts(model, SDPAttention if "torch" in request.param else NativeAttention)
+    family, dtype, way = request.param
+    return Texts(new_model(tmp_path, family, dtype), way)
 
 
 def test_whatever_the_chunks(texts: Texts) -> None:
@@ -115,3 +127,68 @@ def test_a_node_of_a_tree_as_if_it_were_alone(texts: Texts) -> None:
         assert torch.equal(texts.run([text], [alone])[-1], together[1 + node]), f"node {node}"
     beside = texts.run([text], [Segment(known[:9], 0, texts.pages[1], 1), tree])
     assert torch.equal(beside[2:], together)
+
+
+BIASES = {"attention_bias": True, "mlp_bias": True}
+ODD = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24, "intermediate_size": 88}  # not whole panels
+
+
+@pytest.mark.parametrize("dtype", PACKED)
+@pytest.mark.parametrize(
+    ("family", "overrides"), [*((family, {}) for family in FAMILIES), ("llama", BIASES), ("qwen3", ODD)], ids=str
+)
+def test_one_call_gives_the_bits_of_the_modules(
+    family: str, overrides: dict[str, Any], dtype: str, tmp_path: Path
+) -> None:
+    """Also with more threads than pieces of work."""
+    model = new_model(tmp_path, family, dtype, **overrides)
+    whole, parts = Texts(model, "one call"), Texts(model, "modules")
+    tree = Segment([5, *range(len(TREE))], 37, whole.pages[0], len(TREE) + 1, TREE)
+    steps = [[Segment(whole.tokens[0][:37], 0, whole.pages[0], 3), Segment(whole.tokens[1][:5], 0, whole.pages[1], 1)]]
+    steps += [[tree, Segment(whole.tokens[1][5:6], 5, whole.pages[1], 1)]]
+    expected = parts.run(*steps)
+    assert expected.isfinite().all()
+    before = torch.get_num_threads()
+    try:
+        for n_threads in (1, 2, 3, 20):
+            torch.set_num_threads(n_threads)
+            assert torch.equal(whole.run(*steps), expected), f"{n_threads} threads"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_python_threads_compute_at_once(tmp_path: Path) -> None:
+    """Each has a team of its own."""
+    texts = Texts(new_model(tmp_path, "llama", "int8"), "one call")
+    steps = [[chunk] for chunk in chunks(0, [5] * 30)]
+    expected, found = texts.logits(steps)[0], list[Tensor]()
+
+    def compute() -> None:
+        torch.set_num_threads(2)
+        found.extend(texts.logits(steps)[0] for _ in range(5))
+
+    workers = [threading.Thread(target=compute) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(found) == 15
+    assert all(torch.equal(each, expected) for each in found)
+
+
+def test_a_module_that_is_not_plain_is_computed_by_itself(tmp_path: Path) -> None:
+    class Doubled(Norm):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    texts = Texts(new_model(tmp_path, "llama", "int8"), "modules")
+    before = texts.logits([[(0, 0, 9)]])[0]
+    norm = texts.model.layers[1].get_submodule("mlp_norm")
+    assert isinstance(norm, Norm)
+    texts.model.layers[1].mlp_norm = Doubled(norm.weight, norm.eps)
+    plan = KVPlan(N_PAGES, PAGE, texts.model.spec.kv_bytes_per_token(torch.float32), N_PAGES * PAGE)
+    cache = KVCache(plan, texts.model.spec, CPU, torch.float32)
+    runner = make_runner(texts.model, cache, None, N_PAGES * PAGE)
+    assert not runner.is_native
+    step = make_step([Segment(texts.tokens[0][:9], 0, texts.pages[0], n_wanted=9)], PAGE, CPU)
+    assert not torch.equal(runner.forward(step), before)

@@ -2,7 +2,7 @@
 
    Each calling thread has a team of its own, so two engines in one process share none. A member that waits spins for
    SPIN microseconds, because the next piece of work usually comes at once, and then sleeps: an idle team takes no time
-   from other processes. After a fork the child starts a new team. */
+   from other processes. Beside busy processes, in which two members may have to share a core, it soon yields the core. After a fork the child starts a new team. */
 
 #include <pthread.h>
 #include <sched.h>
@@ -10,7 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SPIN 100  /* microseconds */
+#define PAUSES 200 /* before a core is offered to others: some microseconds */
+#define SPIN 100   /* microseconds */
 #define MOST_THREADS 256
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -80,8 +81,12 @@ static void signal_change(signal_word *s) {
 static void signal_wait(signal_word *s, unsigned old) {
     double until = 0.0;
     for (unsigned i = 1; atomic_load_explicit(&s->value, memory_order_acquire) == old; i++) {
-        PAUSE();
-        if (i % 64) continue;
+        if (i < PAUSES) {
+            PAUSE();
+            continue;
+        }
+        sched_yield(); /* the thread that is waited for may share this core */
+        if (i % 8) continue;
         double now = microseconds();
         if (until == 0.0) until = now + SPIN;
         if (now < until) continue;
