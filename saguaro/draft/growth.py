@@ -6,7 +6,6 @@ model, and the bookkeeping between them.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +23,10 @@ from saguaro.draft.ranking import Draws, Ranked, likeliest
 from saguaro.draft.rows import DraftRow, GrowthBudget
 from saguaro.draft.texts import DraftTexts
 from saguaro.draft.tree import (
+    AT_PLACE,
     LINEAGES,
     NEVER,
+    NO_TREE,
     SURE,
     Landing,
     Picked,
@@ -43,8 +44,8 @@ from saguaro.draft.tree import (
     start,
     walk,
 )
-from saguaro.kernels import native, native_grow
-from saguaro.kernels.bundle import Kernels
+from saguaro.kernels import native_grow
+from saguaro.kernels.bundle import Kernels, tree_kernels_for
 from saguaro.kv.tables import PageTables
 from saguaro.target.graphed import noise_of
 from saguaro.target.sampler import Context, Sampler, is_plain, rules
@@ -107,7 +108,8 @@ class _Rows:
     """The rows of a call."""
 
     lines: Tensor  # [B, columns]
-    trees: Trees
+    trees: Trees  # copies of these rows' trees, or all trees
+    which: Tensor  # [B] int64: the tree of each row
     pages: Tensor  # [B, P]
     scratch: Tensor  # [B] int64: KV index of place 0
     heat: Tensor  # [B] float32: temperature
@@ -144,7 +146,7 @@ class Growth:
         self._runner, self._cache, self._longest = texts.runner, texts.cache, texts.longest
         self._scratch, self._kernels, self._sampler, self._n_known = texts.scratch, kernels, sampler, n_known
         device, size = self._cache.device, bucket(max_rows)
-        self._bookkeeping = bookkeeping_for(device, kernels)
+        self._by = tree_kernels_for(device, kernels)
         self._planner, self._draws, self._laws = planner, draws, torch.empty(0)
         self._draws_trees, self._kept = draws is not None and not shape.is_chain, shape.kept
         self._width = min(shape.n_children, n_known)
@@ -159,9 +161,9 @@ class Growth:
 
     def draft(self, size: int, shape: Shape, budget: GrowthBudget | None) -> None:
         """Apply the outcome, start a tree after each text, grow it, and return its best nodes."""
-        rows = self._rows(size)
+        rows = self._rows(size, is_copied=self._by is None)
         self._land(rows)
-        picked, fan_out = start(rows.trees, rows.lines[:, TEXT]), self._fan_out(shape)[0]
+        picked, fan_out = start(rows.trees, rows.which, rows.lines[:, TEXT]), self._fan_out(shape)[0]
         ranked = self._compute_text(rows, shape.n_text, picked, fan_out[:1])
         self.n_steps = 1
         while self.n_steps < shape.lookahead:
@@ -173,21 +175,25 @@ class Growth:
             self.n_steps += 1
         else:
             self._put(rows, picked, ranked)
-        self._return(rows, shape, torch.zeros_like(rows.lines[:, SLOT]))
-        self.trees.put(rows.lines[:, SLOT], rows.trees)
+        self._return(rows, shape, None)
+        self._store(rows)
 
     def respond(self, size: int, shape: Shape, budget: GrowthBudget | None) -> None:
         """Return the best nodes below the outcome. The target waits for these, so the trees are changed by `settle`."""
+        if self._by is not None and not self._draws_trees:
+            rows = self._rows(size, is_copied=False)
+            self._return(rows, shape, self._find(rows))
+            return
         rows = self._rows(size)
-        landing = land(rows.trees, rows.lines[:, NODE], rows.lines[:, BONUS])
+        landing = self._find(rows)
         self._keep_below(rows, landing)
-        self._return(rows, shape, landing.is_hit.long())
+        self._return(rows, shape, replace(landing, root=rows.trees.root))
 
     def settle(self, size: int) -> None:
         """Apply the outcome: what is below it stays."""
         rows = self._rows(size)
         self._keep_below(rows, self._land(rows))
-        self.trees.put(rows.lines[:, SLOT], rows.trees)
+        self._store(rows)
 
     def _keep_below(self, rows: _Rows, landing: Landing) -> None:
         reroot(rows.trees, landing)
@@ -201,7 +207,7 @@ class Growth:
         1, 2, 3 ..."""
         rows = self._rows(size)
         self._land(rows)
-        picked = start(rows.trees, rows.lines[:, TEXT])
+        picked = start(rows.trees, rows.which, rows.lines[:, TEXT])
         self._put(rows, picked, self._compute_text(rows, shape.n_text, picked, None))
         above = rows.trees.root
         for k in range(shape.lookahead):
@@ -209,7 +215,7 @@ class Growth:
             picked = force(rows.trees, above, rows.lines[:, FLIGHT + k], is_wanted)
             self._put_computed(rows, picked, None)
             above = torch.where(is_wanted, picked.place[:, 0], above)
-        self.trees.put(rows.lines[:, SLOT], rows.trees)
+        self._store(rows)
 
     def prepare(self, size: int, shape: Shape, is_late: Callable[[], bool]) -> None:
         """Grow while the target verifies: the likeliest nodes first, or chains after the outcomes that are planned."""
@@ -218,7 +224,7 @@ class Growth:
             self._grow(rows, shape, is_late)
         else:
             self._branch(rows, shape, self._planner, is_late)
-        self.trees.put(rows.lines[:, SLOT], rows.trees)
+        self._store(rows)
 
     def laws(self, slot: int, nodes: Sequence[int]) -> Tensor | None:  # [F, V]
         """The distributions that the families of these nodes were drawn from (algo/tree.py); None: shared noise."""
@@ -280,27 +286,41 @@ class Growth:
             return torch.full((2, shape.lookahead + 1), each, device=device)
         return self._planner.fan_out(PlanShape(shape.lookahead, self._width, shape.budget, device))
 
-    def _rows(self, size: int) -> _Rows:
+    def _rows(self, size: int, is_copied: bool = True) -> _Rows:
         lines = self.lines.device[:size]
-        slots, heat = lines[:, SLOT], as_float(lines[:, TEMPERATURE])
+        slots, heat = lines[:, SLOT].contiguous(), as_float(lines[:, TEMPERATURE])
         scratch = self._scratch + slots * (self.trees.unused + 1)
-        return _Rows(lines, self.trees.rows(slots), self.tables.device[slots], scratch, heat)
+        trees, which = self.trees, slots
+        if is_copied:
+            trees, which = self.trees.rows(slots), torch.arange(size, device=slots.device)
+        return _Rows(lines, trees, which, self.tables.device[slots], scratch, heat)
+
+    def _store(self, rows: _Rows) -> None:
+        """Keep the trees of these rows, if they are copies."""
+        if rows.trees is not self.trees:
+            self.trees.put(rows.lines[:, SLOT], rows.trees)
+
+    def _find(self, rows: _Rows) -> Landing:
+        """Where the outcomes lead."""
+        node, bonus, trees = rows.lines[:, NODE], rows.lines[:, BONUS], rows.trees
+        if self._by is None:
+            return land(trees, node, bonus)
+        return Landing(*self._by.land(trees.without_root, trees.root, rows.which, node, bonus, (NO_TREE, AT_PLACE)))
 
     def _land(self, rows: _Rows) -> Landing:
         """Learn from the outcome, and copy the keys and values that are text now behind the text."""
-        lines, trees = rows.lines, rows.trees
-        landing = land(trees, lines[:, NODE], lines[:, BONUS])
-        row = torch.arange(len(lines), device=lines.device)
+        trees, row, landing = rows.trees, rows.which, self._find(rows)
         last = torch.where(landing.is_hit, landing.root, landing.last)
         path = trees.path[row, last]  # [B, D]
-        above = torch.cat((trees.root[:, None], trees.path[row, landing.last]), 1)  # [B, D+1]
+        root = trees.root[row]
+        above = torch.cat((root[:, None], trees.path[row, landing.last]), 1)  # [B, D+1]
         known = row[:, None], above.clamp(min=0)
         is_trial = (landing.is_tree[:, None] & (above >= 0))[..., None] & (trees.score[known] > NEVER)
         self._chances.learn(trees.bin[known], landing.chosen, is_trial)
         is_moved = landing.is_tree[:, None] & (path >= 0)
         sources = rows.scratch[:, None] + path.clamp(min=0)
-        old_text = trees.position[row, trees.root] + 1
-        places = old_text[:, None] + torch.arange(path.shape[1], device=lines.device)
+        old_text = trees.position[row, root] + 1
+        places = old_text[:, None] + torch.arange(path.shape[1], device=path.device)
         goes_to = kv_indices_at(rows.pages, places, is_moved, self._cache.page_size)
         self._cache.move(sources.flatten(), torch.where(is_moved, goes_to, sources).flatten())
         return landing
@@ -316,13 +336,13 @@ class Growth:
     ) -> _Computed | None:
         """Put the nodes just computed into the trees, and pick the next ones; None if the budget is spent, or if there
         are none, which captured code never sees."""
-        if self._kernels is not None and self._bookkeeping is not None:
+        if self._kernels is not None and self._by is not None:
             return self._advance(rows, before, shape.width, depth, is_chain)
         if before is not None:
             self._put(rows, *before)
-        if budget is not None and not budget.goes_on(self.requests, self._worth(rows.trees)):
+        if budget is not None and not budget.goes_on(self.requests, self._worth(rows.trees, rows.which)):
             return None
-        if self._bookkeeping is None:
+        if self._by is None:
             return self._computed(rows, pick(rows.trees, shape.width, depth, is_chain))
         computed = self._advance(rows, None, shape.width, depth, is_chain)
         return computed if computed is not None and computed.kv_index.numel() else None
@@ -342,7 +362,7 @@ class Growth:
 
     def _put(self, rows: _Rows, picked: Picked, ranked: Ranked) -> None:
         """Put computed nodes into the trees."""
-        if self._bookkeeping is not None:
+        if self._by is not None:
             self._advance(rows, (picked, ranked), 0, 0, is_chain=False)
             return
         tokens, scores = (each.view(*picked.place.shape, -1) for each in ranked)
@@ -355,15 +375,15 @@ class Growth:
         self, rows: _Rows, before: tuple[Picked, Ranked] | None, n: int, depth: int, is_chain: bool
     ) -> _Computed | None:
         """`_put` and `pick` in one kernel."""
-        assert self._bookkeeping is not None
+        assert self._by is not None
         trees, nodes = rows.trees, None
         if before is not None:
             old = before[0]
             nodes = (old.index, old.is_real, old.place, old.position, old.depth, old.path, old.score)
         ranked = before[1] if before is not None else None
-        found = self._bookkeeping(
+        found = self._by.advance(
             trees.without_root, nodes, ranked, self._chances.table, trees.root,
-            rows.heat, rows.scratch, (LEAST, MOST, SURE), LINEAGES, n, depth, is_chain, self._draws_trees,
+            rows.which, rows.heat, rows.scratch, (LEAST, MOST, SURE), LINEAGES, n, depth, is_chain, self._draws_trees,
         )  # fmt: skip
         return None if found is None else _Computed(Picked(*found[:8]), *found[8:])
 
@@ -387,14 +407,16 @@ class Growth:
         """Compute nodes. Returns their children; fan_out: see _rank."""
         picked, trees = nodes.picked, rows.trees
         n, width = picked.place.shape
-        text = trees.position.gather(1, trees.root[:, None])[:, 0] + 1
+        text = trees.position[rows.which, trees.root[rows.which]] + 1
         starts = torch.arange(n + 1, dtype=torch.int32, device=text.device) * width
         step = Step(
             picked.token.flatten(), picked.position.flatten(), nodes.kv_index.flatten(), starts[:0].long(), rows.pages,
             starts, (text + width).int(), width, self._longest,
             Nodes(text.int(), nodes.seen.flatten(), nodes.paths.flatten(0, 1)),
         )  # fmt: skip
-        return self._rank(rows, self._runner.hidden(step), picked, fan_out, lambda: _texts_of(trees, picked))
+        return self._rank(
+            rows, self._runner.hidden(step), picked, fan_out, lambda: _texts_of(trees, rows.which, picked)
+        )
 
     def _rank(
         self, rows: _Rows, hidden: Tensor, picked: Picked, fan_out: Tensor | None, befores: Callable[[], Befores]
@@ -443,20 +465,29 @@ class Growth:
         each_row = zip(self.requests, befores(), strict=True)
         return [(row.request, before) for row, own in each_row for before in own]
 
-    def _return(self, rows: _Rows, shape: Shape, is_hit: Tensor) -> None:
-        """Put the best nodes where the host reads them: node, token, parent, bits of the score; node -1: no more."""
+    def _return(self, rows: _Rows, shape: Shape, landing: Landing | None) -> None:
+        """Put the best nodes where the host reads them: node, token, parent, bits of the score; node -1: no more.
+        landing: nodes below its roots, of rows that hit; trees that are copies are re-rooted already."""
+        out, trees = self.found.device[: len(rows.lines)], rows.trees
+        out[:, 0] = 0 if landing is None else landing.is_hit
+        out[:, 1 + 4 * shape.nodes :] = -1
+        if self._by is not None:
+            root, is_shown = trees.root[rows.which], torch.ones_like(rows.which, dtype=torch.bool)
+            if landing is not None:
+                root, is_shown = landing.root, landing.is_hit
+            self._by.show(
+                trees.without_root, root, rows.which, is_shown, shape.nodes, shape.lookahead, shape.is_chain, out[:, 1:]
+            )
+            return
         node, token, parent, score = best(rows.trees, shape.nodes, shape.lookahead, shape.is_chain)
         bits = score.view(torch.int32).long()
         found = torch.stack((torch.where(score > NEVER, node, -1), token, parent, bits), 2).flatten(1)
-        out = self.found.device[: len(rows.lines)]
-        out[:, 0] = is_hit
         out[:, 1 : 1 + found.shape[1]] = found
-        out[:, 1 + found.shape[1] :] = -1
 
-    def _worth(self, trees: Trees) -> list[float]:  # [B]
+    def _worth(self, trees: Trees, which: Tensor) -> list[float]:  # [B]
         """The probability that expanding each row's likeliest open node adds an accepted token, as estimated."""
-        if self._kernels is None and self._bookkeeping is not None:
-            return native_grow.worth(trees.without_root, trees.root, self._draws_trees, LEAST)
+        if self._kernels is None and self._by is not None:
+            return native_grow.worth(trees.without_root, trees.root, which, self._draws_trees, LEAST)
         is_open = trees.score.masked_fill(trees.place >= 0, NEVER).flatten(1)
         if self._draws_trees:  # may depend on the first open node only (draft/tree.py): the usual chance on its path
             score, node = is_open.max(1)
@@ -470,17 +501,11 @@ class Growth:
         return (first * usual).tolist()
 
 
-def bookkeeping_for(device: torch.device, kernels: Kernels | None) -> Callable[..., Any] | None:
-    """What puts nodes into trees and picks the next ones; None: draft/tree.py's own functions."""
-    if kernels is not None:
-        return kernels.advance
-    return native_grow.advance if device.type == "cpu" and native.is_there() else None
-
-
-def _texts_of(trees: Trees, picked: Picked) -> Befores:
+def _texts_of(trees: Trees, which: Tensor, picked: Picked) -> Befores:
     """The tokens below the root on the way to each picked node, itself included."""
     found = []
-    every = zip(picked.path.tolist(), picked.token.tolist(), trees.node.tolist(), trees.token, strict=True)
+    nodes_of, tokens_of = trees.node[which].tolist(), trees.token[which]
+    every = zip(picked.path.tolist(), picked.token.tolist(), nodes_of, tokens_of, strict=True)
     for paths, tokens, nodes, children in every:
         flat = children.flatten()
         row = []

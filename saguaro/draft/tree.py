@@ -122,13 +122,13 @@ class Picked:
         return Picked(*(getattr(self, field.name)[:, is_any] for field in fields(self)))
 
 
-def start(trees: Trees, text: Tensor) -> Picked:  # [B] int64: tokens of the text, the root included
-    """Drop everything. Returns the root as the one node to expand; it gets place 0."""
-    trees.score.fill_(NEVER)
-    trees.is_used.zero_()
+def start(trees: Trees, which: Tensor, text: Tensor) -> Picked:  # [B] int64 each: tokens of the text, root included
+    """Drop all of these trees. Returns the root as the one node to expand; it gets place 0."""
+    trees.score.index_fill_(0, which, NEVER)
+    trees.is_used.index_fill_(0, which, False)
     for place in (0, trees.unused):
-        trees.is_used[:, place] = True
-    trees.root.zero_()
+        trees.is_used[:, place].index_fill_(0, which, True)
+    trees.root.index_fill_(0, which, 0)
     zero = torch.zeros_like(text)[:, None]
     path = torch.full((len(text), 1, trees.path.shape[2]), -1, dtype=torch.int64, device=text.device)
     return Picked(zero + ROOT, zero == 0, zero, zero, text[:, None] - 1, zero, path, zero.float())
@@ -139,7 +139,7 @@ def pick(trees: Trees, n: int, depth: int, is_chain: bool) -> Picked:
 
     >>> trees = Trees.empty(1, 8, 2, 3, torch.device("cpu"))
     >>> first = torch.tensor([[[7, 8]]]), torch.tensor([[[-0.1, -2.0]]]), torch.zeros(1, 1, 2, dtype=torch.int64)
-    >>> expand(trees, start(trees, torch.tensor([5])), first)
+    >>> expand(trees, start(trees, torch.tensor([0]), torch.tensor([5])), first)
     >>> picked = pick(trees, 2, 3, is_chain=False)
     >>> picked.token, picked.place, picked.position
     (tensor([[7, 8]]), tensor([[1, 2]]), tensor([[5, 5]]))

@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 
 from saguaro.errors import ConfigError
+from saguaro.kernels import native, native_grow
 from saguaro.model.products import Products
+
+
+@dataclass(frozen=True)
+class TreeKernels:
+    """The bookkeeping of trees; see saguaro.kernels.grow."""
+
+    advance: Callable[..., Any]
+    land: Callable[..., tuple[Tensor, ...]]
+    show: Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -23,7 +33,7 @@ class Kernels:
     choose: Callable[..., Tensor]
     rank: Callable[..., tuple[Tensor, Tensor]]
     products: Products
-    advance: Callable[..., Any] | None = None  # kernels.grow; None: plain torch
+    trees: TreeKernels | None = None  # None: plain torch
 
 
 def kernels_for(device: torch.device) -> Kernels | None:
@@ -46,8 +56,16 @@ def triton_kernels(device: torch.device) -> Kernels:
         sample.choose,
         sample.rank,
         linear.TritonProducts(device, linear.choose_on(device)),
-        grow.advance,
+        TreeKernels(grow.advance, grow.land, grow.show),
     )
+
+
+def tree_kernels_for(device: torch.device, kernels: Kernels | None) -> TreeKernels | None:
+    """The bookkeeping of trees beside these kernels; None: plain torch."""
+    if kernels is not None:
+        return kernels.trees
+    is_native = device.type == "cpu" and native.is_there()
+    return TreeKernels(native_grow.advance, native_grow.land, native_grow.show) if is_native else None
 
 
 def plain_kernels() -> Kernels:

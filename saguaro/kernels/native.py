@@ -28,6 +28,8 @@ FLAGS = (
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
     "advance": [_P, _P, _P, _P, _P, _P, ctypes.c_int64, _I, _I, _I, _P],
+    "land": [_P, _P, _P, _I, _I, _P, _P, _P, _P, _P],
+    "show": [_P, _P, _P, _I, _I, _I, _P, _I],
     "worth": [_P, _I, _F, _P],
     # each: the number of threads, then
     "prepare_rows": [_I, _P, _I, _I, _I, _P, _F, _I, _P, _P],

@@ -1,4 +1,4 @@
-"""The bookkeeping of a growth step on a CPU, by cpu.c: the same as saguaro.kernels.grow, which documents it."""
+"""The bookkeeping of trees on a CPU, by cpu.c: the functions of saguaro.kernels.grow, which documents them."""
 
 import ctypes
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _P, _I, _F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 class _Trees(ctypes.Structure):
     _fields_ = (
         *((name, _P) for name in ("token", "score", "bin", "place", "node", "position", "depth", "path", "is_used")),
-        *((name, _P) for name in ("lineage", "root")),
+        *((name, _P) for name in ("lineage", "root", "which")),
         *((name, _I) for name in ("n_rows", "n_places", "width", "n_path")),
     )
 
@@ -41,6 +41,7 @@ def advance(
     ranked: tuple[Tensor, Tensor] | None,
     table: tuple[Tensor, Tensor, Tensor, int],
     root: Tensor,
+    which: Tensor,
     temperature: Tensor,
     scratch: Tensor,
     limits: tuple[float, float, float],
@@ -51,8 +52,7 @@ def advance(
     falls: bool,
 ) -> tuple[Tensor, ...] | None:
     """See saguaro.kernels.grow.advance. Columns that are padding in every row are left out."""
-    token, path = trees[0], trees[7]
-    (b, _, _), n_path = token.shape, path.shape[2]
+    b, n_path = len(which), trees[7].shape[2]
     old, tokens, scores = None, None, None
     if before is not None and ranked is not None:
         index, is_real, place, position, own_depth, own_path, score = (each.contiguous() for each in before)
@@ -71,7 +71,7 @@ def advance(
         at(index), at(real), at(place), at(chosen), at(position), at(deep), at(paths), at(best), n
     )  # fmt: skip
     n_real = library().advance(
-        _by(_trees(trees, root)), _by(old), at(tokens), at(scores), _by(chances), at(temperature),
+        _by(_trees(trees, root, which)), _by(old), at(tokens), at(scores), _by(chances), at(temperature),
         lineages, depth, is_chain, falls, _by(new) if n else None,
     )  # fmt: skip
     if n == 0:
@@ -84,15 +84,47 @@ def advance(
     return *kept, kv_index, seen, (scratch[:, None, None] + paths.clamp(min=0)).int()
 
 
-def worth(trees: Sequence[Tensor], root: Tensor, is_drawn: bool, least: float) -> list[float]:  # [B]
+def land(
+    trees: Sequence[Tensor], root: Tensor, which: Tensor, node: Tensor, bonus: Tensor, names: tuple[int, int]
+) -> tuple[Tensor, ...]:
+    """See saguaro.kernels.grow.land."""
+    b, n_path = len(which), trees[7].shape[2]
+    flags, places = torch.empty(2, b, dtype=torch.bool), torch.empty(2, b, dtype=torch.int64)
+    chosen, node, bonus = torch.empty(b, n_path + 1, dtype=torch.int64), node.contiguous(), bonus.contiguous()
+    library().land(
+        _by(_trees(trees, root, which)), at(node), at(bonus), *names, at(flags[0]), at(flags[1]), at(places[0]),
+        at(places[1]), at(chosen),
+    )  # fmt: skip
+    return flags[0], flags[1], places[0], places[1], chosen
+
+
+def show(
+    trees: Sequence[Tensor],
+    root: Tensor,
+    which: Tensor,
+    is_shown: Tensor,
+    n: int,
+    depth: int,
+    is_chain: bool,
+    out: Tensor,
+) -> None:
+    """See saguaro.kernels.grow.show."""
+    root = root.contiguous()
+    assert out.stride(1) == 1, out.stride()
+    library().show(
+        _by(_trees(trees, root, which)), at(root), at(is_shown), n, depth, is_chain, out.data_ptr(), out.stride(0)
+    )  # fmt: skip
+
+
+def worth(trees: Sequence[Tensor], root: Tensor, which: Tensor, is_drawn: bool, least: float) -> list[float]:  # [B]
     """The probability that expanding each row's likeliest open node adds an accepted token, as estimated."""
-    found = (ctypes.c_double * len(root))()
-    library().worth(_by(_trees(trees, root)), is_drawn, least, ctypes.addressof(found))
+    found = (ctypes.c_double * len(which))()
+    library().worth(_by(_trees(trees, root, which)), is_drawn, least, ctypes.addressof(found))
     return list(found)
 
 
-def _trees(trees: Sequence[Tensor], root: Tensor) -> _Trees:
-    return _Trees(*map(at, trees), at(root), *trees[0].shape, trees[7].shape[2])
+def _trees(trees: Sequence[Tensor], root: Tensor, which: Tensor) -> _Trees:
+    return _Trees(*map(at, trees), at(root), at(which), len(which), *trees[0].shape[1:], trees[7].shape[2])
 
 
 def _by(struct: Any) -> Any:

@@ -74,10 +74,11 @@ class NativeForward:
         if step.longest > len(self._rope[0]):
             self._reach(max(step.longest, 2 * len(self._rope[0])))
         nodes, n_tokens = step.nodes, len(step.tokens)
+        given = (step.tokens, step.positions, step.kv_index, step.pages, step.starts, step.lengths)
+        of_nodes = () if nodes is None else (nodes.texts, nodes.seen, nodes.paths)
+        tensors = [each.contiguous() for each in (*given, *of_nodes)]  # kept until the call is over
         struct = _Step(
-            at(step.tokens), at(step.positions), at(step.kv_index), at(step.pages), at(step.starts), at(step.lengths),
-            None if nodes is None else at(nodes.texts), None if nodes is None else at(nodes.seen),
-            None if nodes is None else at(nodes.paths), n_tokens, *step.pages.shape,
+            *map(at, tensors), *[None] * (3 - len(of_nodes)), n_tokens, *step.pages.shape,
             0 if nodes is None else nodes.paths.shape[1],
         )  # fmt: skip
         hidden = torch.empty(n_tokens, self._struct.hidden)
@@ -95,7 +96,8 @@ class NativeForward:
 
 def native_forward(model: Transformer, cache: KVCache) -> NativeForward | None:
     """The model as one call, if all its modules are ones that cpu.c computes; else None."""
-    return NativeForward(model, cache) if native.is_there() and _takes(model, cache) else None
+    is_plain = type(model) is Transformer and native.is_there()
+    return NativeForward(model, cache) if is_plain and _takes(model, cache) else None
 
 
 def _takes(model: Transformer, cache: KVCache) -> bool:

@@ -73,7 +73,7 @@ class Grove:
         """New trees for these rows, after texts of any length."""
         texts = [self.chance.randint(1, 50) for _ in rows]
         mine, ranked = self.trees.rows(torch.tensor(rows)), self.ranked(len(rows), 1)
-        expand(mine, start(mine, torch.tensor(texts)), ranked)
+        expand(mine, start(mine, torch.arange(len(rows)), torch.tensor(texts)), ranked)
         self.trees.put(torch.tensor(rows), mine)
         for at, (row, text) in enumerate(zip(rows, texts, strict=True)):
             self.pictures[row] = Picture(text)
@@ -213,10 +213,10 @@ def test_padding_sees_no_more_than_a_path() -> None:
     """A slot is used again for a shorter text, and there is less to expand than there could be: the places of the old
     tree are not looked at."""
     grove = Grove(1, 3, 5, seed=1)
-    expand(grove.trees, start(grove.trees, torch.tensor([40])), grove.ranked(1, 1))
+    expand(grove.trees, start(grove.trees, torch.tensor([0]), torch.tensor([40])), grove.ranked(1, 1))
     for _ in range(20):
         expand(grove.trees, pick(grove.trees, 12, 5, is_chain=False), grove.ranked(1, 12))
-    root = start(grove.trees, torch.tensor([3]))
+    root = start(grove.trees, torch.tensor([0]), torch.tensor([3]))
     tokens, chances = torch.tensor([[[7, 8, 9]]]), torch.tensor([[[-0.1, -math.inf, -math.inf]]])
     one = tokens, chances, torch.zeros_like(tokens)
     expand(grove.trees, root, one)

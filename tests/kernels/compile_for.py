@@ -146,22 +146,24 @@ def launch_sampling() -> None:
 
 
 def launch_growth(n_places: int, n_children: int) -> None:
-    """The bookkeeping of the first step of a draft, of one between, and of the last, for four rows."""
-    from saguaro.draft.tree import LINEAGES, Trees
-    from saguaro.kernels.grow import advance
+    """The bookkeeping of the first step of a draft, of one between, of the last, and of an outcome, for four rows."""
+    from saguaro.draft.tree import AT_PLACE, LINEAGES, NO_TREE, Trees
+    from saguaro.kernels.grow import advance, land, show
 
     trees, long = Trees.empty(4, n_places, n_children, 17, META), torch.int64
-    tensors = (trees.token, trees.score, trees.bin, trees.place, trees.node, trees.position, trees.depth)
+    state, which = trees.without_root, empty(4, dtype=long)
     table = (empty(192, dtype=torch.float32), empty(23, dtype=torch.float32), empty(n_children, dtype=long), 96)
-    rest = (table, trees.root, empty(4, dtype=torch.float32), empty(4, dtype=long), (1e-6, 0.999, -1e-3))
+    rest = (table, trees.root, which, empty(4, dtype=torch.float32), empty(4, dtype=long), (1e-6, 0.999, -1e-3))
     for n_before, n in ((1, 8), (8, 8), (8, 0)):
         index, place, position, depth = (empty(4, n_before, dtype=long) for _ in range(4))
         path, is_real = empty(4, n_before, 17, dtype=long), empty(4, n_before, dtype=torch.bool)
         before = (index, is_real, place, position, depth, path, empty(4, n_before, dtype=torch.float32))
         ranked = (empty(4 * n_before, n_children, dtype=long), empty(4 * n_before, n_children, dtype=torch.float32))
         for falls in (False, True):
-            state = (*tensors, trees.path, trees.is_used, trees.lineage)
             advance(state, before, ranked, *rest, LINEAGES, n, 8, False, falls)
+    landed = land(state, trees.root, which, which, which, (NO_TREE, AT_PLACE))
+    for n, is_chain in ((31, False), (8, True)):
+        show(state, landed[2], which, landed[1], n, 8, is_chain, empty(4, 4 * n, dtype=long))
 
 
 if __name__ == "__main__":

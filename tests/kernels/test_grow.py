@@ -1,5 +1,6 @@
 """The kernels of a growth step against their twin: the same trees, and the same nodes picked."""
 
+import random
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -8,13 +9,29 @@ import pytest
 import torch
 
 from saguaro.draft.chance import LEAST, MOST, Chances
-from saguaro.draft.tree import LINEAGES, SURE, Picked, Trees, expand, pick, start
+from saguaro.draft.tree import (
+    AT_PLACE,
+    LINEAGES,
+    NO_TREE,
+    ROOT,
+    SURE,
+    Landing,
+    Picked,
+    Trees,
+    best,
+    expand,
+    pick,
+    reroot,
+    start,
+)
+from saguaro.draft.tree import land as tree_land
 from saguaro.kernels import grow, native_grow
 
 Advance = Callable[..., Any]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DEPTH = 6
 KERNELS = [grow.advance] if DEVICE.type == "cuda" else [grow.advance, native_grow.advance]
+each_module = pytest.mark.parametrize("module", [grow] if DEVICE.type == "cuda" else [grow, native_grow])
 each_kernel = pytest.mark.parametrize("advance", KERNELS, ids=lambda each: str(each.__module__))
 
 
@@ -34,6 +51,7 @@ def on_kernel(
         ranked,
         chances.table,
         trees.root,
+        torch.arange(len(heat), device=DEVICE),
         heat,
         scratch,
         limits,
@@ -69,7 +87,8 @@ def test_growing_is_that_of_the_twin(
     scratch = torch.arange(n_rows, device=DEVICE) * 65 + 1000
     text = torch.arange(n_rows, device=DEVICE) + 5
     ours, theirs = (Trees.empty(n_rows, 64, n_children, 13, DEVICE) for _ in range(2))
-    picked, other = start(ours, text), start(theirs, text)
+    rows = torch.arange(n_rows, device=DEVICE)
+    picked, other = start(ours, rows, text), start(theirs, rows, text)
     for step in range(12):  # more than there are places, if n is large
         width = picked.place.shape[1]
         if width == 0:
@@ -116,7 +135,7 @@ def test_growing_is_that_of_the_twin(
 def test_the_last_step_only_stores(advance: Advance) -> None:
     chances, text = Chances(3, DEVICE), torch.tensor([4], device=DEVICE)
     trees = Trees.empty(1, 8, 3, 5, DEVICE)
-    root = start(trees, text)
+    root = start(trees, torch.zeros_like(text), text)
     scores = torch.tensor([[3.0, 2.0, 1.0]], device=DEVICE)
     tokens = torch.tensor([[7, 8, 9]], device=DEVICE)
     zero = torch.zeros(1, device=DEVICE)
@@ -125,3 +144,81 @@ def test_the_last_step_only_stores(advance: Advance) -> None:
     first = on_kernel(advance, trees, None, chances, zero, zero.long(), 2, is_chain=False)
     assert first is not None
     assert first[3].tolist() == [[7, 8]]
+
+
+def grown(n_rows: int, n_children: int, n_steps: int, seed: int) -> Trees:
+    """Trees that have grown for some steps, of which some have been re-rooted."""
+    chance, rows = torch.Generator().manual_seed(seed), torch.arange(n_rows)
+    trees, picked = Trees.empty(n_rows, 64, n_children, 13, torch.device("cpu")), None
+    for step in range(n_steps):
+        if step == n_steps // 2:
+            child = trees.token[rows, trees.root, 0]
+            reroot(trees, tree_land(trees, torch.where(rows % 2 == 0, ROOT, NO_TREE), child))
+        picked = start(trees, rows, rows + 5) if step == 0 else pick(trees, 3, 12, is_chain=False)
+        shape = (n_rows, picked.place.shape[1], n_children)
+        tokens = torch.stack([torch.randperm(20, generator=chance)[:n_children] for _ in range(shape[0] * shape[1])])
+        logs = -torch.rand(shape, generator=chance).mul(8).round().div(4).sort(-1).values  # ties too
+        logs = logs.masked_fill(torch.rand(shape, generator=chance) < 0.1, float("-inf"))
+        expand(trees, picked, (tokens.view(shape), logs, torch.zeros(shape, dtype=torch.int64)))
+    return Trees(*(getattr(trees, field.name).to(DEVICE) for field in fields(Trees)))
+
+
+def outcomes(trees: Trees, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A node of each tree in any of its names, and a token after it."""
+    chance = random.Random(seed)
+    nodes, tokens = [], []
+    for row in range(len(trees.root)):
+        places = trees.is_used[row, :-1].nonzero()[:, 0].tolist() or [0]
+        place = chance.choice(places)
+        cells = [place * trees.token.shape[2] + rank for rank in range(trees.token.shape[2])]
+        if trees.node[row, place] >= 0 and chance.random() < 0.5:  # what leads to this place
+            known, width = int(trees.node[row, place]), trees.token.shape[2]
+            holder = known // width
+            nodes.append(ROOT if holder == int(trees.root[row]) else int(trees.node[row, holder]))
+            tokens.append(int(trees.token[row, holder, known % width]))
+            continue
+        node = chance.choice([ROOT, NO_TREE, AT_PLACE - place, int(trees.node[row, place]), *cells])
+        own = int(trees.place[row].flatten()[node]) if node >= 0 else int(trees.root[row])
+        own = place if node <= AT_PLACE else own
+        children = trees.token[row, own].tolist() if own >= 0 else [0]
+        nodes.append(node)
+        tokens.append(chance.choice([*children, *children, 999]))
+    return torch.tensor(nodes, device=DEVICE), torch.tensor(tokens, device=DEVICE)
+
+
+@pytest.mark.parametrize("n_children", [2, 5, 8])
+@pytest.mark.parametrize("seed", range(6))
+@each_module
+def test_an_outcome_leads_where_the_twin_says(module: Any, n_children: int, seed: int) -> None:
+    """And what is shown below it is what the re-rooted tree has, of rows in any order of a larger set."""
+    trees = grown(7, n_children, 4 + 2 * seed, seed)
+    which = torch.randperm(7, generator=torch.Generator().manual_seed(seed))[:5].to(DEVICE)
+    before = trees.rows(torch.arange(7, device=DEVICE))
+    n_hits = 0
+    for again in range(8):
+        node, bonus = outcomes(trees.rows(which), 10 * seed + again)
+        mine = trees.rows(which)
+        wanted = tree_land(mine, node, bonus)
+        found = Landing(*module.land(trees.without_root, trees.root, which, node, bonus, (NO_TREE, AT_PLACE)))
+        assert found.is_tree.equal(wanted.is_tree)
+        assert found.is_hit.equal(wanted.is_hit)
+        assert found.root.equal(wanted.root)
+        is_tree = wanted.is_tree
+        assert found.last[is_tree].equal(wanted.last[is_tree])
+        assert found.chosen[is_tree].equal(wanted.chosen[is_tree])
+        reroot(mine, wanted)
+        n_hits += int(wanted.is_hit.sum())
+        for n, depth, is_chain in ((1, 1, True), (4, 4, True), (9, 3, False), (31, 12, False)):
+            out = torch.full((5, 4 * n + 3), 77, device=DEVICE)
+            module.show(trees.without_root, found.root, which, found.is_hit, n, depth, is_chain, out[:, 1:])
+            assert out[:, 0].eq(77).all()
+            index, token, parent, score = best(mine, n, depth, is_chain)
+            is_real = score > float("-inf")
+            shown = out[:, 1 : 1 + 4 * n].view(5, n, 4)
+            assert shown[..., 0].equal(torch.where(is_real, index, -1))
+            assert shown[..., 1][is_real].equal(token[is_real])
+            assert shown[..., 2][is_real].equal(parent[is_real])
+            assert shown[..., 3][is_real].equal(score[is_real].view(torch.int32).long())
+    assert n_hits > 3
+    for field in fields(Trees):
+        assert getattr(trees, field.name).equal(getattr(before, field.name)), field.name

@@ -260,7 +260,7 @@ def another_place(self: KVCache, sources: Tensor, places: Tensor, move: Callable
 
 def by_wrong_paths(patch: pytest.MonkeyPatch) -> None:
     """In the functions that define a growth step, which the kernels stand in for."""
-    patch.setattr(growth, "bookkeeping_for", lambda device, kernels: None)
+    patch.setattr(growth, "tree_kernels_for", lambda device, kernels: None)
     patch.setattr(growth, "pick", wrong_path)
 
 

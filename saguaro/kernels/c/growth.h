@@ -3,12 +3,13 @@
 
 /* See draft/tree.py: P places, of which the last is for what is not used, W children each, paths of D places. */
 typedef struct {
-    int64_t *token;                                      /* [row][P][W] */
-    float *score;                                        /* [row][P][W] */
+    int64_t *token;                                      /* [tree][P][W] */
+    float *score;                                        /* [tree][P][W] */
     int64_t *bin, *place;                                /* [row][P][W] */
     int64_t *node, *position, *depth, *path;             /* [row][P], path [row][P][D] */
     uint8_t *is_used;                                    /* [row][P] */
     int64_t *lineage, *root;                             /* [row][P], [row] */
+    const int64_t *which;                                /* [row]: its tree */
     int32_t n_rows, n_places, width, n_path;
 } trees;
 
@@ -56,7 +57,7 @@ static void chances_of(const chances *c, const float *scores, int width, int64_t
 static void put_row(const trees *t, int row, const nodes *from, const int64_t *tokens, const float *scores,
                     const chances *c, int is_greedy, int64_t lineages, int falls) {
     int width = t->width, n_path = t->n_path;
-    size_t base = (size_t)row * t->n_places;
+    size_t base = t->which[row] * t->n_places;
     float logs[width];
     int64_t bins[width];
     for (int r = 0; r < from->n; r++) {
@@ -83,7 +84,7 @@ static void put_row(const trees *t, int row, const nodes *from, const int64_t *t
 
 /* The likeliest open node of a row; of equal ones by lineage, and of siblings the better rank. -1: none is left. */
 static int64_t next_open(const trees *t, int row, int depth, int is_chain, const uint8_t *is_taken) {
-    size_t base = (size_t)row * t->n_places;
+    size_t base = t->which[row] * t->n_places;
     int width = t->width;
     int64_t found = -1;
     float most = -INFINITY;
@@ -104,7 +105,7 @@ static int64_t next_open(const trees *t, int row, int depth, int is_chain, const
 /* Pick nodes of a row. Returns how many are real; the rest is padding. */
 static int pick_row(const trees *t, int row, int depth, int is_chain, nodes *to) {
     int width = t->width, n_path = t->n_path, n_real = 0, spot = 0;
-    size_t base = (size_t)row * t->n_places;
+    size_t base = t->which[row] * t->n_places;
     uint8_t is_taken[(size_t)t->n_places * width];
     memset(is_taken, 0, sizeof is_taken);
     for (int r = 0; r < to->n; r++) {
@@ -112,7 +113,7 @@ static int pick_row(const trees *t, int row, int depth, int is_chain, nodes *to)
         while (spot < t->n_places && t->is_used[base + spot]) spot++;
         int is_real = cell >= 0 && spot < t->n_places;
         if (is_real) is_taken[cell] = 1, n_real++;
-        size_t at = (size_t)row * to->n + r, above = base + (is_real ? cell / width : t->root[row]);
+        size_t at = (size_t)row * to->n + r, above = base + (is_real ? cell / width : t->root[t->which[row]]);
         int64_t place = is_real ? spot++ : t->n_places - 1, deep = t->depth[above];
         to->index[at] = is_real ? cell : 0;
         to->is_real[at] = is_real;
@@ -144,7 +145,7 @@ int advance(const trees *t, const nodes *before, const int64_t *tokens, const fl
    node is, times how likely the best child of an expanded node is on average; is_drawn: the average on its own path. */
 void worth(const trees *t, int is_drawn, float least, double *found) {
     for (int row = 0; row < t->n_rows; row++) {
-        size_t base = (size_t)row * t->n_places;
+        size_t base = t->which[row] * t->n_places;
         float most = -INFINITY;
         int64_t depth = 1;
         double sum = 0.0;
@@ -160,5 +161,87 @@ void worth(const trees *t, int is_drawn, float least, double *found) {
             n++;
         }
         found[row] = is_drawn ? expf(most + most / depth) : expf(most) * sum / (n ? n : 1);
+    }
+}
+
+/* Where an outcome leads: see Landing in draft/tree.py. names: NO_TREE and AT_PLACE. */
+void land(const trees *t, const int64_t *nodes, const int64_t *bonus, int no_tree, int at_place, uint8_t *is_tree,
+          uint8_t *is_hit, int64_t *root, int64_t *last, int64_t *chosen) {
+    int width = t->width, n_path = t->n_path;
+    for (int row = 0; row < t->n_rows; row++) {
+        size_t base = t->which[row] * t->n_places;
+        int64_t top = t->root[t->which[row]], node = nodes[row], at = at_place - node, found = -1, after = -1;
+        is_tree[row] = node != no_tree;
+        at = at < 0 ? 0 : at >= t->n_places ? t->n_places - 1 : at;
+        if (node <= at_place) node = t->node[base + at];
+        int64_t cell = node < 0 ? 0 : node, own = node < 0 ? top : t->place[base * width + cell];
+        last[row] = own < 0 ? cell / width : own; /* the node itself, or the place that lists it */
+        size_t below = (base + last[row]) * width;
+        for (int w = 0; w < width && own >= 0 && found < 0; w++)
+            if (t->token[below + w] == bonus[row] && t->score[below + w] > -INFINITY) found = w;
+        if (found >= 0) after = t->place[below + found];
+        is_hit[row] = is_tree[row] && after >= 0;
+        root[row] = is_hit[row] ? after : 0;
+        int64_t *ranks = chosen + (size_t)row * (n_path + 1), deep = t->depth[base + last[row]];
+        for (int level = 0; level <= n_path; level++) {
+            int64_t way = level < n_path ? t->path[(base + last[row]) * n_path + level] : -1;
+            ranks[level] = way < 0 ? -1 : t->node[base + way] % width;
+        }
+        ranks[deep < n_path ? deep : n_path] = own < 0 ? cell % width : found;
+    }
+}
+
+/* The likeliest node below a root that is not shown yet; -1: none. */
+static int64_t next_below(const trees *t, size_t base, int64_t top, int64_t n_above, float above, int depth,
+                          const uint8_t *is_taken, float *score) {
+    int64_t found = -1;
+    for (int at = 0; at < t->n_places; at++) {
+        if (!t->is_used[base + at] || t->depth[base + at] - n_above >= depth) continue;
+        if (n_above > 0 && t->path[(base + at) * t->n_path + n_above - 1] != top) continue;
+        for (int w = 0; w < t->width; w++) {
+            int64_t cell = (int64_t)at * t->width + w;
+            float own = t->score[base * t->width + cell] - above;
+            if (!(own > -INFINITY) || is_taken[cell] || (found >= 0 && own < *score)) continue;
+            if (found >= 0 && own == *score && t->lineage[base + at] >= t->lineage[base + found / t->width]) continue;
+            found = cell;
+            *score = own;
+        }
+    }
+    return found;
+}
+
+/* Write the n likeliest nodes of each row up to `depth` below a root: node, token, parent, bits of the score; node -1: no
+   more. A row that is not shown has none. */
+void show(const trees *t, const int64_t *root, const uint8_t *is_shown, int n, int depth, int is_chain, int64_t *out,
+          int stride) {
+    int width = t->width;
+    for (int row = 0; row < t->n_rows; row++) {
+        size_t base = t->which[row] * t->n_places;
+        int64_t top = root[row], known = t->node[base + top], n_above = t->depth[base + top], at = top, picked[n];
+        float above = known < 0 ? 0.0f : t->score[base * width + known];
+        uint8_t is_taken[(size_t)t->n_places * width];
+        memset(is_taken, 0, sizeof is_taken);
+        for (int r = 0; r < n; r++) {
+            int64_t *to = out + (size_t)row * stride + 4 * r, cell = -1, parent = -1;
+            float score = -INFINITY;
+            if (is_shown[row] && is_chain && at >= 0 && r < depth) {
+                score = t->score[(base + at) * width] - above;
+                if (score > -INFINITY) cell = at * width, at = t->place[(base + at) * width];
+            } else if (is_shown[row] && !is_chain) {
+                cell = next_below(t, base, top, n_above, above, depth, is_taken, &score);
+            }
+            if (cell < 0) { /* also for all that follow */
+                for (; r < n; r++, to += 4) to[0] = -1, to[1] = to[2] = to[3] = 0;
+                break;
+            }
+            is_taken[cell] = 1;
+            picked[r] = cell;
+            if (cell / width != top)
+                for (int other = 0; other < r; other++)
+                    if (picked[other] == t->node[base + cell / width]) parent = other;
+            int32_t bits;
+            memcpy(&bits, &score, sizeof bits);
+            to[0] = cell, to[1] = t->token[base * width + cell], to[2] = parent, to[3] = bits;
+        }
     }
 }
