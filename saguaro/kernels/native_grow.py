@@ -60,7 +60,7 @@ def advance(
             at(index), at(is_real), at(place), None, at(position), at(own_depth), at(own_path), at(score),
             index.shape[1],
         )  # fmt: skip
-        tokens, scores = (each.contiguous() for each in ranked)
+        tokens, scores = ranked[0].contiguous(), ranked[1].float().contiguous()
     rate, edges, base, n_bins = table
     chances = _Chances(at(rate), at(edges), at(base), len(edges), n_bins, *limits)
     whole = torch.empty(5, b, n, dtype=torch.int64)
