@@ -45,7 +45,7 @@ def draft_side(
     primary: Proposer = NoProposer()
     if model is not None:
         drafter = primary = _tree_drafter(config, model, kernels)
-    economies: dict[str, Callable[[], PreparePolicy]] = {
+    policies: dict[str, Callable[[], PreparePolicy]] = {
         "always": AlwaysPrepare,
         "measured": MeasuredPrepare,
         "never": NeverPrepare,
@@ -53,7 +53,7 @@ def draft_side(
     return DraftSide(
         drafter,
         _fallback(config, primary, kernels is not None),
-        economies[config.prepare](),
+        policies[config.prepare](),
         lookahead=config.most_nodes,
         n_vocab=config.n_vocab,
         start=start,

@@ -147,7 +147,7 @@ class DraftSide:
         self,
         drafter: Drafter,
         fallback: Fallback,
-        economy: PreparePolicy,
+        policy: PreparePolicy,
         *,
         lookahead: int,
         n_vocab: int,
@@ -155,7 +155,7 @@ class DraftSide:
         read_s: float = math.inf,  # seconds per round for reading texts while rows decode
     ) -> None:
         self.rows = DraftRows(start)
-        self.drafter, self.fallback, self.economy = drafter, fallback, economy
+        self.drafter, self.fallback, self.policy = drafter, fallback, policy
         self._lookahead, self._n_vocab, self._read_s = lookahead, n_vocab, read_s
         self._is_awaited = False  # whether the last reply had any rows
         self._asked: list[DraftRow] = []
@@ -179,7 +179,7 @@ class DraftSide:
         """Commit the outcome, take what was prepared for it, and run the fallback for rows that missed."""
         began, self._outcome = now(), outcome if self._made is not None else Outcome.nothing()
         self.fallback.learn(outcome, self.rows)
-        self.economy.learn(outcome, self.rows)
+        self.policy.learn(outcome, self.rows)
         self.rows.commit(outcome)
         self.drafter.settle(list(self.rows))
         known = [(row, n) for slot, n in zip(slots, room, strict=True) if (row := self.rows.get(slot)) is not None]
@@ -195,7 +195,7 @@ class DraftSide:
         """Read texts that are behind, and prepare for likely outcomes. Stops early when the outcome arrives."""
         began, self._made = now(), None
         self.drafter.read(list(self.rows), is_late, self._read_s if self._is_awaited else math.inf)
-        if self.drafter.prepares and self.economy.prepares(self._asked, self.rows):
+        if self.drafter.prepares and self.policy.prepares(self._asked, self.rows):
             self._made = self.drafter.prepare(self._asked, self._outcome, is_late)
         self._prepared = (began, now())
 

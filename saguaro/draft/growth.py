@@ -112,7 +112,7 @@ class _Rows:
     which: Tensor  # [B] int64: the tree of each row
     pages: Tensor  # [B, P]
     scratch: Tensor  # [B] int64: KV index of place 0
-    heat: Tensor  # [B] float32: temperature
+    temperature: Tensor  # [B] float32
 
 
 @dataclass(frozen=True)
@@ -288,12 +288,12 @@ class Growth:
 
     def _rows(self, size: int, is_copied: bool = True) -> _Rows:
         lines = self.lines.device[:size]
-        slots, heat = lines[:, SLOT].contiguous(), as_float(lines[:, TEMPERATURE])
+        slots, temperature = lines[:, SLOT].contiguous(), as_float(lines[:, TEMPERATURE])
         scratch = self._scratch + slots * (self.trees.unused + 1)
         trees, which = self.trees, slots
         if is_copied:
             trees, which = self.trees.rows(slots), torch.arange(size, device=slots.device)
-        return _Rows(lines, trees, which, self.tables.device[slots], scratch, heat)
+        return _Rows(lines, trees, which, self.tables.device[slots], scratch, temperature)
 
     def _store(self, rows: _Rows) -> None:
         """Keep the trees of these rows, if they are copies."""
@@ -366,7 +366,7 @@ class Growth:
             self._advance(rows, (picked, ranked), 0, 0, is_chain=False)
             return
         tokens, scores = (each.view(*picked.place.shape, -1) for each in ranked)
-        chance, bins = self._chances(scores.float(), (rows.heat == 0)[:, None])
+        chance, bins = self._chances(scores.float(), (rows.temperature == 0)[:, None])
         if self._draws_trees:
             chance = chance.cummin(-1).values
         expand(rows.trees, picked, (tokens, chance, bins))
@@ -383,7 +383,7 @@ class Growth:
         ranked = before[1] if before is not None else None
         found = self._by.advance(
             trees.without_root, nodes, ranked, self._chances.table, trees.root,
-            rows.which, rows.heat, rows.scratch, (LEAST, MOST, SURE), LINEAGES, n, depth, is_chain, self._draws_trees,
+            rows.which, rows.temperature, rows.scratch, (LEAST, MOST, SURE), LINEAGES, n, depth, is_chain, self._draws_trees,
         )  # fmt: skip
         return None if found is None else _Computed(Picked(*found[:8]), *found[8:])
 
@@ -431,10 +431,10 @@ class Growth:
             logits, each = self._sampler.shape(logits, contexts), rules(contexts, logits.device)
             q, noise = sampling.probabilities(logits, each), (each.seeds, each.positions)
         else:
-            heat, seeds = noise_of(rows.lines[:, TEMPERATURE], rows.lines[:, SEED], positions.shape[1])
+            temperature, seeds = noise_of(rows.lines[:, TEMPERATURE], rows.lines[:, SEED], positions.shape[1])
             if self._draws is None:
-                return self._kernels.rank(logits, heat, seeds, positions.flatten(), self._n_known, self._width)
-            q, noise = sampling.at_temperature(logits[:, : self._n_known], heat), (seeds, positions.flatten())
+                return self._kernels.rank(logits, temperature, seeds, positions.flatten(), self._n_known, self._width)
+            q, noise = sampling.at_temperature(logits[:, : self._n_known], temperature), (seeds, positions.flatten())
         return self._draw(rows, picked, fan_out, logits[:, : self._n_known], q[:, : self._n_known], noise)
 
     def _draw(

@@ -54,8 +54,8 @@ class Draws:
         """sampling.draw, by a kernel if there is one."""
         if self._kernels is None:
             return sampling.draw(q, seeds, positions, n)
-        heat = torch.ones_like(seeds, dtype=torch.float32)
-        tokens, scores = self._kernels.rank(q.log(), heat, seeds, positions, q.shape[1], n)
+        temperature = torch.ones_like(seeds, dtype=torch.float32)
+        tokens, scores = self._kernels.rank(q.log(), temperature, seeds, positions, q.shape[1], n)
         return tokens, scores > sampling.NEVER
 
 

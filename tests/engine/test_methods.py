@@ -452,13 +452,13 @@ def test_the_method_of_a_config(llm: LLM, settings: dict[str, str], method: str)
     assert made.generate("the", GREEDY)[0].token_ids == llm.generate("the", GREEDY)[0].token_ids
 
 
-@pytest.mark.parametrize(("prepare", "economy"), [("auto", NeverPrepare), ("always", AlwaysPrepare)])
-def test_in_the_targets_own_thread_ssd_prepares_only_if_told(llm: LLM, prepare: str, economy: type) -> None:
+@pytest.mark.parametrize(("prepare", "policy"), [("auto", NeverPrepare), ("always", AlwaysPrepare)])
+def test_in_the_targets_own_thread_ssd_prepares_only_if_told(llm: LLM, prepare: str, policy: type) -> None:
     for method in PREPARING:
         made = llm.sibling(method=method, draft="drop:2", **{**SIZES, "prepare": prepare})
         link = made.engine.round.draft
         assert isinstance(link, Inline)
-        assert type(link.side.economy) is (economy if method == "ssd" else AlwaysPrepare)
+        assert type(link.side.policy) is (policy if method == "ssd" else AlwaysPrepare)
 
 
 @pytest.mark.parametrize(

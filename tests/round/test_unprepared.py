@@ -87,7 +87,7 @@ def test_rounds_without_preparation_change_nothing(
 ) -> None:
     parts, width = variant(method)
     rig = new_rig(parts, target, target.without([1]), width=width, lookahead=3, kernels=KERNELS[kind]())
-    rig.side.economy = moody = Moody(seed=1)
+    rig.side.policy = moody = Moody(seed=1)
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
     assert {True, False} == set(moody.decided)
     assert rig.sources["cache"] > 0
@@ -103,7 +103,7 @@ def test_a_draft_that_is_the_target_is_right_however_often_it_prepares(
     """Misses of an n-gram leave the draft's own keys behind; those of the model do not."""
     method = under("shared", "ssd", fallback=fallback)
     rig = new_rig(method, target, target, kernels=KERNELS[kind](), max_rows=max_rows)
-    rig.side.economy = Moody(seed=max_rows, share=share)
+    rig.side.policy = Moody(seed=max_rows, share=share)
     assert_always_right(rig, new_requests(PLAIN, n=N_REQUESTS, max_tokens=40))
     assert rig.sources[fallback] > 0 or share > 0.5
 
@@ -120,7 +120,7 @@ def test_requests_that_are_not_prepared_for_are_never_hit(
     requests = new_requests(n=N_REQUESTS)
     for request in requests[::every]:
         request.params = replace(request.params, prepare=False)
-    rig.side.economy = AlwaysPrepare()
+    rig.side.policy = AlwaysPrepare()
     events: list[RoundEvent] = []
     rig.round.observers.append(events.append)
     assert rig.run(requests) == truth
@@ -209,7 +209,7 @@ def test_a_planner_learns_nothing_of_rounds_it_did_not_plan_for(
     planner, moody = Attentive(), Moody(seed=3, share=0.5)
     monkeypatch.setattr(methods, "make_planner", lambda *given: planner)
     side = draft_side(new_config(N_KNOWN, growth="continuation", n_tokens=2000), target)
-    side.economy = moody
+    side.policy = moody
     side.admit([Joined(slot, request.prompt) for slot, request in enumerate(new_requests(n=2))])
     outcome, slots = Outcome.nothing(), torch.tensor([0, 1])
     for at in range(40):

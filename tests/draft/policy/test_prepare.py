@@ -59,7 +59,7 @@ class Play:
 
     def __init__(self, n_rows: int, seed: int = 0) -> None:
         self.now, self.chance = 0.0, Random(seed)
-        self.economy = MeasuredPrepare(lambda: self.now)
+        self.policy = MeasuredPrepare(lambda: self.now)
         self.rows = DraftRows()
         self.n_behind = 0  # rounds in a row that were not prepared for
         self.admit(n_rows)
@@ -76,14 +76,14 @@ class Play:
     def round(self, world: World, asked: Sequence[int] | None = None) -> bool:
         """One round of all rows, or of some while the others are read."""
         rows = [row for row in self.rows if asked is None or row.slot in asked]
-        prepares = self.economy.prepares(rows, self.rows)
+        prepares = self.policy.prepares(rows, self.rows)
         seconds, sources = world.play(self.chance, prepares, len(rows))
         self.now += seconds * (1 if prepares else dict(enumerate(SLOW)).get(self.n_behind, 1))
         self.n_behind = 0 if prepares else self.n_behind + 1
         accepted = [self._accepted(row.source, len(row.speculation)) for row in rows]
         length = [len(row.speculation) for row in rows]
         slots, lengths, k = (torch.tensor(each) for each in ([row.slot for row in rows], length, accepted))
-        self.economy.learn(Outcome(slots, lengths, k, bonus=k), self.rows)
+        self.policy.learn(Outcome(slots, lengths, k, bonus=k), self.rows)
         for row, source in zip(rows, sources, strict=True):
             row.propose([1] * (0 if source == EMPTY else K), source)
         return prepares
@@ -248,9 +248,9 @@ def test_a_round_of_two_batch_sizes_counts_for_neither() -> None:
     play.rounds(WARM_UP + 2, CALM)
     play.rows.retire([4])
     play.rounds(1 + WARM_UP, CALM)
-    assert [len(play.economy._books[size].rounds) for size in (8, 4)] == [1, 0]
+    assert [len(play.policy._books[size].rounds) for size in (8, 4)] == [1, 0]
     play.rounds(1, CALM)
-    assert [len(play.economy._books[size].rounds) for size in (8, 4)] == [1, 1]
+    assert [len(play.policy._books[size].rounds) for size in (8, 4)] == [1, 1]
 
 
 def test_whoever_leaves_disturbs_nobody() -> None:
@@ -268,7 +268,7 @@ def test_whoever_leaves_disturbs_nobody() -> None:
 def test_without_rows_nothing_is_decided() -> None:
     play = Play(2)
     play.rounds(5, PAYS)
-    assert play.economy.prepares([], play.rows)
+    assert play.policy.prepares([], play.rows)
     play.now += 2.0
     assert play.rounds(3, PAYS) == [True] * 3
 
@@ -276,5 +276,5 @@ def test_without_rows_nothing_is_decided() -> None:
 def test_an_outcome_of_a_row_that_left_counts_for_nothing() -> None:
     play = Play(1)
     gone = torch.tensor([7])
-    play.economy.learn(Outcome(gone, gone, gone, gone), play.rows)
-    assert not play.economy._worth
+    play.policy.learn(Outcome(gone, gone, gone, gone), play.rows)
+    assert not play.policy._worth
