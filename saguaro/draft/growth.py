@@ -382,8 +382,8 @@ class Growth:
             nodes = (old.index, old.is_real, old.place, old.position, old.depth, old.path, old.score)
         ranked = before[1] if before is not None else None
         found = self._by.advance(
-            trees.without_root, nodes, ranked, self._chances.table, trees.root,
-            rows.which, rows.temperature, rows.scratch, (LEAST, MOST, SURE), LINEAGES, n, depth, is_chain, self._draws_trees,
+            trees.without_root, nodes, ranked, self._chances.table, trees.root, rows.which, rows.temperature,
+            rows.scratch, (LEAST, MOST, SURE), LINEAGES, n, depth, is_chain, self._draws_trees,
         )  # fmt: skip
         return None if found is None else _Computed(Picked(*found[:8]), *found[8:])
 
