@@ -1,8 +1,8 @@
 /* A team of persistent threads that run one function together.
 
-   Each calling thread has a team of its own, so two engines in one process share none. A member that waits spins for
-   SPIN microseconds, because the next piece of work usually comes at once, and then sleeps: an idle team takes no time
-   from other processes. Beside busy processes, in which two members may have to share a core, it soon yields the core. After a fork the child starts a new team. */
+   Each calling thread has a team of its own, so two engines in one process share none. A member that waits spins,
+   because the next piece of work usually comes soon, and then sleeps: an idle team takes no time from other processes.
+   After some microseconds of spinning it offers its core to others: beside busy processes, two members may share one. After a fork the child starts a new team. */
 
 #include <pthread.h>
 #include <sched.h>
@@ -10,8 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PAUSES 200 /* before a core is offered to others: some microseconds */
-#define SPIN 100   /* microseconds */
+#define PAUSES 200    /* before a core is offered to others: some microseconds */
+#define SPIN 100      /* microseconds, for other members */
+#define JOB_SPIN 1000 /* microseconds, for the next piece of work: longer than the pause between two steps */
 #define MOST_THREADS 256
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -77,8 +78,8 @@ static void signal_change(signal_word *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Wait until the number is no longer `old`. */
-static void signal_wait(signal_word *s, unsigned old) {
+/* Wait until the number is no longer `old`; sleep after `spin` microseconds. */
+static void signal_wait(signal_word *s, unsigned old, double spin) {
     double until = 0.0;
     for (unsigned i = 1; atomic_load_explicit(&s->value, memory_order_acquire) == old; i++) {
         if (i < PAUSES) {
@@ -88,7 +89,7 @@ static void signal_wait(signal_word *s, unsigned old) {
         sched_yield(); /* the thread that is waited for may share this core */
         if (i % 8) continue;
         double now = microseconds();
-        if (until == 0.0) until = now + SPIN;
+        if (until == 0.0) until = now + spin;
         if (now < until) continue;
         pthread_mutex_lock(&s->lock);
         atomic_fetch_add(&s->n_asleep, 1);
@@ -108,7 +109,7 @@ static void meet(const member *m) {
         atomic_store(&t->n_here, 0);
         signal_change(&t->phase);
     } else {
-        signal_wait(&t->phase, old);
+        signal_wait(&t->phase, old, SPIN);
     }
 }
 
@@ -128,7 +129,7 @@ static void *serve(void *arg) {
     free(arg);
     team *t = at.of;
     for (unsigned old = 0;; old++) {
-        signal_wait(&t->job, old);
+        signal_wait(&t->job, old, JOB_SPIN);
         if (t->is_over) return NULL;
         member m = {t, at.me, t->n};
         t->function(&m, t->arg);
