@@ -102,6 +102,14 @@ def test_info_and_compare_say_it_too(folder: str) -> None:
     assert f"ssd: {why}" in compared.splitlines()
 
 
+@pytest.mark.parametrize(("name", "is_forced"), [("demo", False), ("demo-prepare", True)])
+def test_the_demo_forces_preparation_only_by_its_own_name(name: str, is_forced: bool) -> None:
+    root = Path(__file__).parents[2]
+    told = subprocess.run(["make", "-n", name], cwd=root, capture_output=True, text=True, check=True).stdout
+    (command,) = (line for line in told.splitlines() if "saguaro compare" in line)
+    assert [flag in command for flag in ("--prepare", "--link", "--lookahead")] == [is_forced] * 3
+
+
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 4096)

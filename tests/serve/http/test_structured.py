@@ -5,6 +5,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from saguaro.serve.http.structured import _openai, _vllm, structured
 from saguaro.serve.vetted import VettedGrammars
 from tests.link.target import is_running
 from tests.serve.http.driver import LONG, Running, running
+from tests.serve.http.test_command import serving
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 MEANT: list[tuple[dict[str, Any], Any]] = [
@@ -105,7 +107,11 @@ def test_a_form_that_cannot_be_is_refused(server: Running, given: dict[str, Any]
 
 _PATTERN = {"type": "string", "pattern": "(((([a-z]{1,20}){1,20}){1,20}){1,20})"}
 MANY = {"type": "object", "properties": {f"p{i}": _PATTERN for i in range(189)} | {"bad": {"type": "strin"}}}
+# Anchored patterns are costly to compile, and the wrong part is the last one that is tried.
+_ANCHORED = {"type": "string", "pattern": "^(((a{100}){100}){100}){100}$"}
+LONG_WAY = {"type": "object", "properties": {f"p{i}": _ANCHORED for i in range(190)} | {"bad": {"type": "strin"}}}
 TOO_MUCH: list[tuple[dict[str, Any], str]] = [
+    ({"json": LONG_WAY}, "structured.json cannot be served"),
     ({"json": MANY}, "at properties.bad: Invalid type: strin"),
     ({"regex": "(((a{100}){100}){100}){100}"}, "its regular expressions are too large"),
     ({"regex": "((((([a-z]?){20}){20}){20}){20}){20}"}, ""),
@@ -181,3 +187,26 @@ def _text(server: Running, **wish: Any) -> str:
 def _texts(events: list[Any]) -> list[str]:
     assert events[-1]["choices"][0]["finish_reason"] == "length"
     return ["".join(event["choices"][0]["text"] for event in events)]
+
+
+def test_grammars_that_failed_leave_no_memory(folder: Path, tmp_path: Path) -> None:
+    """All schemas differ, and in each some costly parts are compiled before the wrong one is found."""
+    with serving(tmp_path / "log", str(folder), "--kv-memory", "2MiB") as (process, client):
+
+        def refuse(name: str) -> None:
+            parts = {f"{name}{i}": _ANCHORED for i in range(6)} | {"bad": {"type": "strin"}}
+            body = {"prompt": "the", "structured_outputs": {"json": {"type": "object", "properties": parts}}}
+            assert client.post("/v1/completions", json=body).status_code == 400
+
+        assert client.post("/v1/completions", json={"prompt": "the", "max_tokens": 1}).status_code == 200
+        before = resident(process.pid)
+        for name in "abcd":
+            refuse(name)
+        assert resident(process.pid) - before < 100
+
+
+def resident(pid: int) -> int:
+    """MiB of memory that a process holds."""
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) // 1024
