@@ -27,13 +27,18 @@ class Chances:
         rank = torch.bucketize(torch.arange(width), torch.tensor(RANKS), right=True)
         self._base = (rank * len(middle)).to(device)  # [W]: a candidate's first bin
         self._prior = middle.repeat(2 * n_ranks).to(device)
-        self._counts = torch.stack([self._prior * 0, self._prior * 0])  # hits and trials
+        self.counts = torch.stack([self._prior * 0, self._prior * 0])  # hits and trials
         self._rate = self._prior.clone()
 
     @property
     def table(self) -> tuple[Tensor, Tensor, Tensor, int]:
         """Rates, edges of log-odds, and each rank's first bin; bins of rows with noise, before those of greedy rows."""
         return self._rate, self._edges, self._base, self._n_bins
+
+    @property
+    def rates(self) -> tuple[Tensor, Tensor]:
+        """Each bin's rate, and what it is before any trial."""
+        return self._rate, self._prior
 
     def __call__(self, scores: Tensor, is_greedy: Tensor) -> tuple[Tensor, Tensor]:  # [..., W] descending, [...]
         """The log-probability of each candidate, -inf where there is none, and its bin: [..., W] each."""
@@ -46,7 +51,7 @@ class Chances:
         """Add these candidates of nodes, and which of a node's was the target's token; -1: none of them."""
         is_hit = torch.arange(bins.shape[2], device=bins.device) == chosen[..., None]
         counts = torch.stack((is_hit & is_trial, is_trial)).flatten(1).float()
-        self._counts *= KEPT ** is_trial.flatten(1).any(1).sum()
-        self._counts.index_add_(1, bins.flatten(), counts)
-        hits, trials = self._counts
+        self.counts *= KEPT ** is_trial.flatten(1).any(1).sum()
+        self.counts.index_add_(1, bins.flatten(), counts)
+        hits, trials = self.counts
         self._rate.copy_((hits + STRENGTH * self._prior) / (trials + STRENGTH))

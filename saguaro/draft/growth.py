@@ -16,7 +16,7 @@ from saguaro.algo.tree import nodes_at
 from saguaro.attention.paged import kv_indices_at
 from saguaro.attention.step import Nodes, Step
 from saguaro.device.graphs import Mirror, as_float, bucket
-from saguaro.draft.chance import LEAST, MOST, Chances
+from saguaro.draft.chance import KEPT, LEAST, MOST, STRENGTH, Chances
 from saguaro.draft.planner import Planner
 from saguaro.draft.planner import Shape as PlanShape
 from saguaro.draft.ranking import Draws, Ranked, likeliest
@@ -310,6 +310,15 @@ class Growth:
     def _land(self, rows: _Rows) -> Landing:
         """Learn from the outcome, and copy the keys and values that are text now behind the text."""
         trees, row, landing = rows.trees, rows.which, self._find(rows)
+        if self._kernels is None and self._by is not None:
+            landed = (landing.is_tree, landing.is_hit, landing.root, landing.last, landing.chosen)
+            sources, goes_to = native_grow.settle(
+                trees.without_root, trees.root, row, landed, self._chances.counts, self._chances.rates,
+                (KEPT, STRENGTH), rows.scratch, rows.pages, self._cache.page_size,
+            )  # fmt: skip
+            if len(sources):
+                self._cache.move(sources, goes_to)
+            return landing
         last = torch.where(landing.is_hit, landing.root, landing.last)
         path = trees.path[row, last]  # [B, D]
         root = trees.root[row]

@@ -29,6 +29,7 @@ _P, _I, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
     "advance": [_P, _P, _P, _P, _P, _P, ctypes.c_int64, _I, _I, _I, _P],
     "land": [_P, _P, _P, _I, _I, _P, _P, _P, _P, _P],
+    "settle": [_P, _P],
     "show": [_P, _P, _P, _I, _I, _I, _P, _I],
     "worth": [_P, _I, _F, _P],
     # each: the number of threads, then
@@ -94,7 +95,7 @@ def _load(compiler: str, folder: Path) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     for function, arguments in _ARGUMENTS.items():
         getattr(found, function).argtypes, getattr(found, function).restype = arguments, None
-    found.advance.restype = _I
+    found.advance.restype = found.settle.restype = _I
     return found
 
 

@@ -84,6 +84,38 @@ def advance(
     return *kept, kv_index, seen, (scratch[:, None, None] + paths.clamp(min=0)).int()
 
 
+class _Settling(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("is_tree", "is_hit", "root", "last", "chosen", "hits", "trials", "rate", "prior")),
+        *((name, _P) for name in ("scratch", "pages", "sources", "goes_to")),
+        *((name, _I) for name in ("n_bins", "n_pages", "page_size")),
+        *((name, _F) for name in ("kept", "strength")),
+    )
+
+
+def settle(
+    trees: Sequence[Tensor],
+    root: Tensor,
+    which: Tensor,
+    landed: Sequence[Tensor],  # as `land` returns them
+    counts: Tensor,  # [2, bins] float32: hits and trials
+    rates: tuple[Tensor, Tensor],  # [bins] float32: the rates, and what they are before any trial
+    memory: tuple[float, float],  # share of the counts that is kept per row, and weight of the prior in trials
+    scratch: Tensor,  # [B] int64: KV index of place 0
+    pages: Tensor,  # [B, P] int32
+    page_size: int,
+) -> tuple[Tensor, Tensor]:
+    """Learn from outcomes, in counts and rates. Returns from where to where keys and values are to be moved."""
+    sources, goes_to = torch.empty(2, len(which) * trees[7].shape[2], dtype=torch.int64)
+    pages, landed = pages.contiguous(), [each.contiguous() for each in landed]
+    settling = _Settling(
+        *map(at, landed), at(counts[0]), at(counts[1]), at(rates[0]), at(rates[1]), at(scratch), at(pages),
+        at(sources), at(goes_to), counts.shape[1], pages.shape[1], page_size, *memory,
+    )  # fmt: skip
+    n = library().settle(_by(_trees(trees, root, which)), _by(settling))
+    return sources[:n], goes_to[:n]
+
+
 def land(
     trees: Sequence[Tensor], root: Tensor, which: Tensor, node: Tensor, bonus: Tensor, names: tuple[int, int]
 ) -> tuple[Tensor, ...]:

@@ -245,3 +245,56 @@ void show(const trees *t, const int64_t *root, const uint8_t *is_shown, int n, i
         }
     }
 }
+
+/* What an outcome teaches and moves. Counts how often a child of each bin was the target's (see draft/chance.py), and
+   lists the keys and values that are text now: from sources to goes_to. Returns their number. */
+typedef struct {
+    const uint8_t *is_tree, *is_hit; /* [row], as the next three from `land` */
+    const int64_t *root, *last, *chosen;
+    float *hits, *trials, *rate; /* [bin] */
+    const float *prior;
+    const int64_t *scratch; /* [row]: KV index of place 0 */
+    const int32_t *pages;   /* [row][n_pages] */
+    int64_t *sources, *goes_to;
+    int32_t n_bins, n_pages, page_size;
+    float kept, strength;
+} settling;
+
+int settle(const trees *t, const settling *s) {
+    int width = t->width, n_path = t->n_path, n_moved = 0;
+    float kept = 1.0f;
+    for (int pass = 0; pass < 2; pass++) { /* first which rows teach anything, then what */
+        for (int bin = 0; bin < s->n_bins && pass; bin++) s->hits[bin] *= kept, s->trials[bin] *= kept;
+        for (int row = 0; row < t->n_rows; row++) {
+            if (!s->is_tree[row]) continue;
+            size_t base = t->which[row] * t->n_places;
+            int64_t top = t->root[t->which[row]], last = s->last[row];
+            const int64_t *path = t->path + (base + last) * n_path, *chosen = s->chosen + (size_t)row * (n_path + 1);
+            int is_any = 0;
+            for (int level = 0; level <= n_path; level++) {
+                int64_t at = level ? path[level - 1] : top;
+                for (int w = 0; w < width && at >= 0; w++) {
+                    size_t cell = (base + at) * width + w;
+                    if (!(t->score[cell] > -INFINITY)) continue;
+                    is_any = 1;
+                    if (pass) s->trials[t->bin[cell]] += 1.0f, s->hits[t->bin[cell]] += chosen[level] == w;
+                }
+            }
+            if (!pass) {
+                kept *= is_any ? s->kept : 1.0f;
+                continue;
+            }
+            path = t->path + (base + (s->is_hit[row] ? s->root[row] : last)) * n_path;
+            for (int level = 0; level < n_path; level++) {
+                if (path[level] < 0) continue;
+                int64_t to = t->position[base + top] + 1 + level;
+                s->sources[n_moved] = s->scratch[row] + path[level];
+                s->goes_to[n_moved++] =
+                    (int64_t)s->pages[(size_t)row * s->n_pages + to / s->page_size] * s->page_size + to % s->page_size;
+            }
+        }
+    }
+    for (int bin = 0; bin < s->n_bins; bin++)
+        s->rate[bin] = (s->hits[bin] + s->strength * s->prior[bin]) / (s->trials[bin] + s->strength);
+    return n_moved;
+}
