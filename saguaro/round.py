@@ -194,8 +194,10 @@ class DraftSide:
     def prepare(self, is_late: Callable[[], bool] = lambda: False) -> None:
         """Read texts that are behind, and prepare for likely outcomes. Stops early when the outcome arrives."""
         began, self._made = now(), None
-        self.drafter.read(list(self.rows), is_late, self._read_s if self._is_awaited else math.inf)
-        if self.drafter.prepares and self.policy.prepares(self._asked, self.rows):
+        prepares = self.drafter.prepares and self.policy.prepares(self._asked, self.rows)
+        if prepares or self.fallback.reads:
+            self.drafter.read(list(self.rows), is_late, self._read_s if self._is_awaited else math.inf)
+        if prepares:
             self._made = self.drafter.prepare(self._asked, self._outcome, is_late)
         self._prepared = (began, now())
 

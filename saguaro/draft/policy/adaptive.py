@@ -24,7 +24,9 @@ from saguaro.types import CACHE, Outcome
 
 HICCUP = 3  # limit of a verification's time, relative to the mean
 SLOW = 2  # first drafts that are not timed, because they are slow
-TRIES, LEAST_GAP, MOST_GAP = 3, 8, 128  # drafts per trial of the primary, and misses before a trial
+TRIES, LEAST_GAP, MOST_GAP = 3, 8, 512  # drafts per trial of the primary, and misses before a trial
+AHEAD = 4  # misses before a trial in which texts are read again
+BETTER = 1.05  # the primary is used again if it is so many times as fast: estimates vary by some percent
 
 now = time.perf_counter
 
@@ -59,20 +61,30 @@ class AdaptiveFallback:
 
     def __init__(self, primary: TreeProposer, backup: Proposer) -> None:
         self._primary, self._backup = primary, backup
-        self._by_primary, self._by_backup = Average(), Average()  # accepted tokens per speculation
+        self._by_primary, self._by_backup = Average(kept=0.99), Average(kept=0.99)  # accepted tokens per speculation
+        self._lately = Average(kept=0.8)  # by the primary: to see in a trial that it pays again
+        self._of_primary, self._of_backup = Average(), Average()  # tokens in flight per row, if it drafted
         self._draft_s, self._step_s = Average(kept=0.9), Average(kept=0.9)  # of the primary; the first are slow
-        self._verify_s = _Line()  # from a reply to the next outcome, by tokens in flight
+        self._verify_s = _Line()  # from a reply to the next outcome, by tokens verified
         self._answered: float | None = None
         self._n_decisions = self._n_drafts = 0
+        self._is_worth = self._is_primary = True  # the last judgement; whether the primary drafted last
+        self._seems_worth = False  # by the last few of its speculations
         self._gap = self._n_left = LEAST_GAP  # misses of the backup until the primary is tried again
+
+    @property
+    def reads(self) -> bool:
+        """See Fallback: not while the backup drafts and no trial is near."""
+        return self._is_worth or self._n_left <= AHEAD
 
     def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
         """See Fallback; sometimes takes the other choice, to keep measuring."""
         if missed:
-            rate, is_worth = self._judge(len(missed), n_rows, max(n for _, n in missed))
+            rate, self._is_worth = self._judge(len(missed), n_rows, max(n for _, n in missed))
             self._n_decisions += 1
-            is_whole = self._n_decisions % (2 * EVERY) == 0
-            if is_whole or self._chooses(is_worth):
+            is_whole = self._n_decisions % (2 * EVERY) == 0 and self._is_worth
+            self._is_primary = is_whole or self._chooses(self._is_worth)
+            if self._is_primary:
                 self._draft(missed, None if is_whole else rate)
             else:
                 put_in_flight(self._backup, missed)
@@ -81,13 +93,16 @@ class AdaptiveFallback:
     def learn(self, outcome: Outcome, rows: DraftRows) -> None:
         """See Fallback."""
         if len(outcome.slots) and self._answered is not None:
-            self._verify_s.add(float(outcome.length.sum()), now() - self._answered)
+            n_rows, n_tokens = len(outcome.slots), float(outcome.length.sum())
+            self._verify_s.add(n_rows + n_tokens, now() - self._answered)
+            (self._of_primary if self._is_primary else self._of_backup).add(n_tokens / n_rows)
         for slot, k in zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), strict=True):
             row = rows.get(slot)
             if row is None:
                 continue
             if row.source in (CACHE, self._primary.source):
                 self._by_primary.add(k)
+                self._lately.add(k)
             elif row.source == self._backup.source or not row.speculation:
                 self._by_backup.add(k)
 
@@ -114,7 +129,7 @@ class AdaptiveFallback:
             self._gap = self._n_left = LEAST_GAP
             return self._n_decisions % EVERY != 0
         self._n_left -= 1
-        if self._n_left <= -TRIES:
+        if self._n_left <= -TRIES and not self._seems_worth:
             self._gap = self._n_left = min(2 * self._gap, MOST_GAP)
         return self._n_left <= 0
 
@@ -122,11 +137,17 @@ class AdaptiveFallback:
         """Tokens per second, and whether the primary reaches it. Without measurements, assume full acceptance."""
         if not (self._step_s.n and self._verify_s.n):
             return 0.0, True
-        stood = _hoped(self._by_primary, room)
-        others = n_rows + (n_rows - n_missed) * stood  # hits were drafted by the primary
-        with_it = (others + n_missed * stood) / (self._verify_s.mean() + self._draft_s.mean(0.0))
-        without = (others + n_missed * self._by_backup.mean(0.0)) / self._verify_s.at(0.0)
-        return max(with_it, without), with_it >= without
+        with_s = self._verify_s.at(n_rows * (1 + self._of_primary.mean(0.0))) + self._draft_s.mean(0.0)
+        without_s = self._verify_s.at(n_rows * (1 + self._of_backup.mean(0.0)))
+        rates = []
+        for stood in (self._lately.mean(0.0), _hoped(self._by_primary, room)):
+            others = n_rows + (n_rows - n_missed) * stood  # hits were drafted by the primary
+            with_it = (others + n_missed * stood) / with_s
+            without = (others + n_missed * self._by_backup.mean(0.0)) / without_s
+            rates.append((with_it, without))
+        self._seems_worth = rates[0][0] > BETTER * rates[0][1]
+        with_it, without = rates[1]
+        return max(with_it, without), with_it >= without * (1.0 if self._is_worth else BETTER)
 
 
 def _hoped(known: Average, most: float) -> float:

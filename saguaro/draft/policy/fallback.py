@@ -24,6 +24,10 @@ EVERY = 64  # one of so many decisions is reversed, to keep measuring both propo
 class Fallback(Protocol):
     """Drafts the rows that missed."""
 
+    @property
+    def reads(self) -> bool:
+        """Whether the model should read texts now, because it may draft soon."""
+
     def draft(self, missed: Sequence[Wanted], n_rows: int) -> None:
         """Put a speculation in flight for each of these rows, in a batch of n_rows."""
 
@@ -44,6 +48,8 @@ class NoProposer:
 class FixedFallback:
     """Uses one proposer for every miss."""
 
+    reads = True
+
     def __init__(self, proposer: Proposer) -> None:
         self._proposer = proposer
 
@@ -57,6 +63,8 @@ class FixedFallback:
 
 class BatchSizeFallback:
     """Uses the primary below b* rows, else the backup; b* by Theorem 17 from running measurements."""
+
+    reads = True
 
     def __init__(self, primary: Proposer, backup: Proposer) -> None:
         self._seen = FallbackStats(primary, backup)
@@ -80,6 +88,8 @@ class BatchSizeFallback:
 
 class MeasuredFallback:
     """Uses the primary if the tokens it adds are worth the time that all rows wait."""
+
+    reads = True
 
     def __init__(self, primary: Proposer, backup: Proposer) -> None:
         self._seen = FallbackStats(primary, backup)
