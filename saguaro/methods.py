@@ -11,9 +11,11 @@ from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.growth import Shape
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.planner import make_planner
-from saguaro.draft.policy.adaptive import AdaptiveFallback
-from saguaro.draft.policy.fallback import BatchSizeFallback, Fallback, FixedFallback, MeasuredFallback, NoProposer
-from saguaro.draft.policy.prepare import AlwaysPrepare, MeasuredPrepare, NeverPrepare, PreparePolicy
+from saguaro.draft.policy.critical import BatchSizeMisses
+from saguaro.draft.policy.learnt import Learnt
+from saguaro.draft.policy.misses import FixedMisses, MeasuredMisses, Misses, NoProposer
+from saguaro.draft.policy.policy import Policy
+from saguaro.draft.policy.prepare import AlwaysPrepare, MeasuredPrepare, NeverPrepare, Prepares
 from saguaro.draft.random import RandomTokens
 from saguaro.draft.ranking import Draws
 from saguaro.draft.rows import Proposer
@@ -45,15 +47,9 @@ def draft_side(
     primary: Proposer = NoProposer()
     if model is not None:
         drafter = primary = _tree_drafter(config, model, kernels)
-    policies: dict[str, Callable[[], PreparePolicy]] = {
-        "always": AlwaysPrepare,
-        "measured": MeasuredPrepare,
-        "never": NeverPrepare,
-    }
     return DraftSide(
         drafter,
-        _fallback(config, primary, kernels is not None),
-        policies[config.prepare](),
+        make_policy(config, primary),
         lookahead=config.most_nodes,
         n_vocab=config.n_vocab,
         start=start,
@@ -94,20 +90,26 @@ def _kv(config: DraftConfig, model: Transformer) -> KVPlan:
     return KVPlan(-(-n_tokens // config.page_size), config.page_size, per_token, model.spec.max_length)
 
 
-def _fallback(config: DraftConfig, primary: Proposer, is_captured: bool) -> Fallback:
-    parts: dict[str, Callable[[], Fallback]] = {
-        "empty": lambda: FixedFallback(NoProposer()),
-        "draft": lambda: FixedFallback(primary),
-        "ngram": lambda: FixedFallback(Ngram()),
-        "random": lambda: FixedFallback(RandomTokens(config.n_vocab)),
-        "batch": lambda: BatchSizeFallback(primary, Ngram()),
-        "batch-random": lambda: BatchSizeFallback(primary, RandomTokens(config.n_vocab)),
-        # a captured draft takes all its steps regardless of the requested length
-        "measured": lambda: MeasuredFallback(primary, Ngram()) if is_captured else _adaptive(primary),
+def make_policy(config: DraftConfig, primary: Proposer) -> Policy:
+    """What decides on the draft's side of a method."""
+    learnt = Learnt()
+    misses: dict[str, Callable[[], Misses]] = {
+        "empty": lambda: FixedMisses(NoProposer()),
+        "draft": lambda: FixedMisses(primary),
+        "ngram": lambda: FixedMisses(Ngram()),
+        "random": lambda: FixedMisses(RandomTokens(config.n_vocab)),
+        "batch": lambda: BatchSizeMisses(primary, Ngram()),
+        "batch-random": lambda: BatchSizeMisses(primary, RandomTokens(config.n_vocab)),
+        "measured": lambda: _measured(primary, learnt),
     }
-    return parts[config.fallback]()
+    prepares: dict[str, Callable[[], Prepares]] = {
+        "always": AlwaysPrepare,
+        "measured": lambda: MeasuredPrepare(learnt),
+        "never": NeverPrepare,
+    }
+    return Policy(learnt, misses[config.fallback](), prepares[config.prepare]())
 
 
-def _adaptive(primary: Proposer) -> Fallback:
+def _measured(primary: Proposer, learnt: Learnt) -> Misses:
     assert isinstance(primary, TreeDrafter)
-    return AdaptiveFallback(primary, Ngram())
+    return MeasuredMisses(primary, Ngram(), learnt)

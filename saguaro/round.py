@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from saguaro.draft.drafter import Drafter, Prepared
-from saguaro.draft.policy.fallback import Fallback
-from saguaro.draft.policy.prepare import PreparePolicy
+from saguaro.draft.policy.policy import Policy
 from saguaro.draft.rows import DraftRow, DraftRows
 from saguaro.target.grammar import Start
 from saguaro.target.observe import round_event
@@ -146,8 +145,7 @@ class DraftSide:
     def __init__(
         self,
         drafter: Drafter,
-        fallback: Fallback,
-        policy: PreparePolicy,
+        policy: Policy,
         *,
         lookahead: int,
         n_vocab: int,
@@ -155,7 +153,7 @@ class DraftSide:
         read_s: float = math.inf,  # seconds per round for reading texts while rows decode
     ) -> None:
         self.rows = DraftRows(start)
-        self.drafter, self.fallback, self.policy = drafter, fallback, policy
+        self.drafter, self.policy = drafter, policy
         self._lookahead, self._n_vocab, self._read_s = lookahead, n_vocab, read_s
         self._is_awaited = False  # whether the last reply had any rows
         self._asked: list[DraftRow] = []
@@ -176,18 +174,19 @@ class DraftSide:
         self.drafter.retire(slots)
 
     def respond(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
-        """Commit the outcome, take what was prepared for it, and run the fallback for rows that missed."""
+        """Commit the outcome, take what was prepared for it, and draft the rows that missed."""
         began, self._outcome = now(), outcome if self._made is not None else Outcome.nothing()
-        self.fallback.learn(outcome, self.rows)
-        self.policy.learn(outcome, self.rows)
+        self.policy.outcome(outcome, self.rows)
         self.rows.commit(outcome)
         self.drafter.settle(list(self.rows))
         known = [(row, n) for slot, n in zip(slots, room, strict=True) if (row := self.rows.get(slot)) is not None]
         wanted = [(row, min(n, self._lookahead)) for row, n in known if n > 0]
         missed = self.drafter.serve(outcome, wanted)
-        self.fallback.draft(missed, len(slots))
-        self._asked = [row for row, _ in known if row.request.params.prepare]
+        asked = [row for row, _ in known]
+        self.policy.draft(missed, asked)
+        self._asked = [row for row in asked if row.request.params.prepare]
         self._is_awaited = bool(slots)
+        self.policy.answered(self.rows, asked)
         spec = self.rows.in_flight(slots, self._lookahead, self._n_vocab)
         return replace(spec, times=DraftTimes((began, now()), self._prepared_in(), self._made is not None))
 
@@ -195,8 +194,11 @@ class DraftSide:
         """Read texts that are behind, and prepare for likely outcomes. Stops early when the outcome arrives."""
         began, self._made = now(), None
         prepares = self.drafter.prepares and self.policy.prepares(self._asked, self.rows)
-        if prepares or self.fallback.reads:
-            self.drafter.read(list(self.rows), is_late, self._read_s if self._is_awaited else math.inf)
+        read_s = 0.0
+        if prepares or self.policy.reads:
+            most_s = self._read_s if self._is_awaited else math.inf
+            read_s = now() - began if self.drafter.read(list(self.rows), is_late, most_s) else 0.0
+        self.policy.spent(read_s, prepares)
         if prepares:
             self._made = self.drafter.prepare(self._asked, self._outcome, is_late)
         self._prepared = (began, now())

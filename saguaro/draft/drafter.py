@@ -32,8 +32,9 @@ class Drafter(Protocol):
     def serve(self, outcome: Outcome, wanted: Sequence[Wanted]) -> list[Wanted]:
         """Apply an outcome: what was prepared for it goes in flight. Returns the rows for which nothing was."""
 
-    def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
-        """Compute more of texts that are far behind, until done or late, or for about so many seconds."""
+    def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> bool:
+        """Compute more of texts that are far behind, until done or late, or for about so many seconds. Returns whether
+        there was anything to read."""
 
     def prepare(self, rows: Sequence[DraftRow], outcome: Outcome, is_late: Callable[[], bool]) -> Prepared | None:
         """Prepare for the outcome of what is in flight, until done or late. `outcome` is the last one, to learn from.
@@ -61,8 +62,9 @@ class NoDrafter:
         """All rows: nothing was prepared."""
         return list(wanted)
 
-    def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
-        """Ignored."""
+    def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> bool:
+        """There is nothing to read."""
+        return False
 
     def prepare(self, rows: Sequence[DraftRow], outcome: Outcome, is_late: Callable[[], bool]) -> Prepared | None:
         """Nothing is prepared."""

@@ -87,10 +87,10 @@ class TreeDrafter(DraftTexts):
             self._in_flight.pop(slot, None)
             self._landing.pop(slot, None)
 
-    def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
+    def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> bool:
         """Compute more of texts that are far behind."""
         with self._stream():
-            super().read(rows, is_late, seconds)
+            return super().read(rows, is_late, seconds)
 
     @torch.inference_mode()
     def serve(self, outcome: Outcome, wanted: Sequence[Wanted]) -> list[Wanted]:

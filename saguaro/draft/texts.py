@@ -72,8 +72,9 @@ class DraftTexts:
                 trunk.n_computed = min(trunk.n_computed, len(row.text) - 1)
                 self.pool.publish(trunk.table, row.text, trunk.n_computed)
 
-    def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> None:
-        """Compute up to MAX_READ tokens of texts that are far behind, in chunks; at least a page of the first.
+    def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> bool:
+        """Compute up to MAX_READ tokens of texts that are far behind, in chunks; at least a page of the first. Returns
+        whether there were any.
 
         The time limit applies while other rows are ready to be drafted for and would wait. On a GPU reading runs in the
         background, and MAX_READ tokens of a small model are limit enough.
@@ -95,7 +96,8 @@ class DraftTexts:
                 trunk.n_computed += len(tokens)
                 left -= len(tokens)
                 if is_late() or now() - began >= seconds:
-                    return
+                    return True
+        return left < MAX_READ
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
         return self.runner.forward(make_step(segments, self.cache.page_size, self._model.device))

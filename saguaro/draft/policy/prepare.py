@@ -17,17 +17,16 @@ and a median sees only one.
 """
 
 import math
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median_low
 from typing import Protocol
 
 from saguaro.device.graphs import bucket
 from saguaro.draft.policy.average import Average
-from saguaro.draft.rows import DraftRow, DraftRows
-from saguaro.types import CACHE, DRAFT, Outcome
+from saguaro.draft.policy.learnt import Kind, Learnt, kind_of
+from saguaro.draft.rows import DraftRow
 
 WARM_UP = 2  # rounds after a change that are not counted
 FIRST, MOST_FIRST = 6, 48  # rounds per stretch before the better mode is known, and in total per mode
@@ -39,18 +38,14 @@ KEPT = 1 / 4  # decay of earlier measurements per stretch
 NEWS, LEAST_NEWS = 4, 0.08  # standard errors, and minimum share, by which a stretch counts as a change
 HICCUP = 2.5  # limit of a round's time, relative to the median
 
-Kind = tuple[int, int]  # of a speculation: source and length
 Round = tuple[float, Sequence[Kind]]  # seconds, and the speculations made
 
 
-class PreparePolicy(Protocol):
+class Prepares(Protocol):
     """Decides whether to prepare."""
 
     def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
         """Whether to prepare for these rows, a part of the known ones. Called once per round, after the reply."""
-
-    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
-        """Learn the outcome of the speculations in flight. Called before the commit."""
 
 
 class AlwaysPrepare:
@@ -60,9 +55,6 @@ class AlwaysPrepare:
         """Always True."""
         return True
 
-    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
-        """Nothing to learn."""
-
 
 class NeverPrepare:
     """Never prepares. Used if the draft runs in the target's thread, where nothing could overlap."""
@@ -71,40 +63,28 @@ class NeverPrepare:
         """Always False."""
         return False
 
-    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
-        """Nothing to learn."""
-
 
 class MeasuredPrepare:
     """Prepares if measurements show a gain."""
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._worth: dict[Kind, Average] = defaultdict(lambda: Average(kept=0.998))  # accepted tokens per speculation
+    def __init__(self, learnt: Learnt) -> None:
+        self._learnt = learnt
         self._books: dict[int, _Book] = defaultdict(_Book)  # by batch size
         self._asked: set[DraftRow] = set()  # rows of the last preparation, if no text was being read
         self._began = 0.0
         self._last, self._n_alike = (0, True), 0  # batch size and mode of the last round, and for how many rounds
 
     def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
-        """See PreparePolicy."""
-        now, everybody, size = self._now(), set(known), bucket(len(asked))
+        """See Prepares."""
+        now, everybody, size = self._learnt.now(), set(known), bucket(len(asked))
         book, is_steady = self._books[size], size == self._last[0] and self._n_alike > WARM_UP
         if asked and is_steady and everybody <= self._asked:
-            kinds = [_kind(row, len(row.speculation)) for row in asked]
-            book.count((now - self._began, kinds), self._worth)
+            kinds = [kind_of(row, len(row.speculation)) for row in asked]
+            book.count((now - self._began, kinds), self._learnt.worth)
         self._asked, self._began = set(asked) if everybody.issubset(asked) else set(), now
         last, self._last = self._last, (size, book.is_taken or not asked)
         self._n_alike = self._n_alike + 1 if self._last == last else 1
         return self._last[1]
-
-    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
-        """See PreparePolicy."""
-        facts = zip(outcome.slots.tolist(), outcome.length.tolist(), outcome.n_accepted.tolist(), strict=True)
-        for slot, length, k in facts:
-            row = rows.get(slot)
-            if row is not None:
-                self._worth[_kind(row, length)].add(k)
 
 
 @dataclass
@@ -198,7 +178,3 @@ class _Book:
         else:
             self.n_left -= LEAST_GAP
         self.is_taken = self.best == (self.n_left > 0)
-
-
-def _kind(row: DraftRow, length: int) -> Kind:
-    return (DRAFT if row.source == CACHE else row.source, length)

@@ -1,0 +1,101 @@
+"""What something takes, by a number: a verification by its tokens, a draft by its steps. Learnt from rounds as they
+happen.
+
+A straight line gives numbers that were never seen, and each number that was seen corrects it. The machine may be shared
+and slow for a while; then all times grow alike, and comparisons of times from different moments would mislead. So the
+machine's pace is followed apart, and every time is kept as if the pace were usual.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from saguaro.draft.policy.average import Average
+
+FOLLOWS = 0.05  # share of a deviation that the pace follows
+KEPT = 0.998  # decay of the line per measurement
+KEPT_AT = 0.98  # decay of what is known of one number
+BY_LINE = 4.0  # weight of the line at each number, in measurements
+STIFF = 2.0  # weight of the slope assumed, in squares of numbers
+HICCUP = 3.0  # limit of a time, relative to what was expected
+SURE = 8  # measurements before hiccups are recognized and the pace is followed
+
+
+@dataclass
+class Pace:
+    """How slow the machine is now, relative to its usual speed."""
+
+    logarithm: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        """Seconds now per usual second."""
+        return math.exp(self.logarithm)
+
+    def follow(self, seconds: float, expected: float) -> None:
+        """Something took so long instead of what was expected at this pace."""
+        self.logarithm += FOLLOWS * math.log(min(max(seconds / expected, 1 / HICCUP), HICCUP))
+
+
+@dataclass
+class SecondsByCount:
+    """Seconds as a function of a number.
+
+    >>> verification = SecondsByCount()
+    >>> for n in (1, 2, 5, 1, 2, 5) * 20:
+    ...     verification.add(n, 10.0 + 2 * n)
+    >>> round(verification.at(3), 1), round(verification.slope(), 1)
+    (16.0, 2.0)
+    >>> drafting = SecondsByCount(is_proportional=True)
+    >>> drafting.add(4, 8.0)
+    >>> drafting.at(1), drafting.slope()
+    (2.0, 2.0)
+    """
+
+    pace: Pace = field(default_factory=Pace)
+    is_reference: bool = False  # whether the pace follows these times
+    is_proportional: bool = False  # what is assumed of the slope: that of a line through 0, else 0
+    n: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+    known: dict[int, Average] = field(default_factory=dict)  # usual seconds of each number
+
+    def add(self, count: int, seconds: float) -> None:
+        """Add a measurement."""
+        if self.n > SURE:
+            expected = self.at(count)
+            seconds = min(seconds, HICCUP * expected)
+            if self.is_reference:
+                self.pace.follow(seconds, expected)
+        usual = seconds / self.pace.factor
+        sums = (self.n, self.x, self.y, self.xx, self.xy)
+        more = (1.0, count, usual, count * count, count * usual)
+        self.n, self.x, self.y, self.xx, self.xy = (KEPT * s + m for s, m in zip(sums, more, strict=True))
+        self.known.setdefault(count, Average(kept=KEPT_AT)).add(usual)
+
+    def at(self, count: float) -> float:
+        """Seconds with this number, at the present pace; 0 before any measurement."""
+        if not self.n:
+            return 0.0
+        low = math.floor(count)
+        part = count - low
+        seconds = (1 - part) * self._at(low) + (part * self._at(low + 1) if part else 0.0)
+        return max(seconds * self.pace.factor, 1e-9)
+
+    def slope(self) -> float:
+        """Seconds per additional one, at least 0."""
+        return self._slope() * self.pace.factor
+
+    def _at(self, count: int) -> float:
+        by_line = (self.y + self._slope() * (count * self.n - self.x)) / self.n
+        known = self.known.get(count)
+        return by_line if known is None else known.mean(by_line, weight=BY_LINE)
+
+    def _slope(self) -> float:
+        if not self.n:
+            return 0.0
+        assumed = self.y / self.x if self.is_proportional and self.x else 0.0
+        spread = self.xx - self.x * self.x / self.n
+        together = self.xy - self.x * self.y / self.n
+        return max(0.0, (together + STIFF * assumed) / (max(spread, 0.0) + STIFF))

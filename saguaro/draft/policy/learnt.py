@@ -1,0 +1,157 @@
+"""What all decisions of the draft's side rest on, learnt from rounds as they happen: what verifying and drafting take,
+and how many tokens of a speculation are accepted.
+
+A verification is measured from the reply to the next outcome, so it includes everything that the target's side does in
+a round. It counts only if the batch was steady: all known rows were asked about, none was new, and no text was read.
+"""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from weakref import WeakKeyDictionary
+
+from saguaro.device.graphs import bucket
+from saguaro.draft.policy.average import Average
+from saguaro.draft.policy.cost import Pace, SecondsByCount
+from saguaro.draft.rows import DraftRow, DraftRows
+from saguaro.types import CACHE, DRAFT, Outcome
+
+ASSUMED = 8.0  # weight of the prior of full acceptance, in speculations
+OF_ROW = 16.0  # weight of all texts' acceptance in that of one text
+HOPED = 4.0  # weight of the prior that a depth of the backup's chains stands
+
+Kind = tuple[int, int]  # of a speculation: source and length
+
+
+def kind_of(row: DraftRow, length: int) -> Kind:
+    """The kind of a row's speculation. What was prepared equals what is drafted just in time."""
+    return (DRAFT if row.source == CACHE else row.source, length)
+
+
+@dataclass
+class Drafted:
+    """What became of one proposer's speculations."""
+
+    accepted: Average = field(default_factory=partial(Average, kept=0.99))  # tokens per speculation
+    length: Average = field(default_factory=Average)  # tokens verified per speculation
+    stands: list[Average] = field(default_factory=list)  # of chains, by depth: accepted if all before it were
+
+    def add(self, length: int, n_accepted: int) -> None:
+        """Add a speculation's outcome."""
+        self.accepted.add(n_accepted)
+        self.length.add(length)
+        for depth in range(min(n_accepted + 1, length)):
+            if depth == len(self.stands):
+                self.stands.append(Average())
+            self.stands[depth].add(n_accepted > depth)
+
+    def worth(self, least: float) -> int:
+        """How many tokens of a chain are worth verifying, if one must be accepted at least this often.
+
+        >>> drafted = Drafted()
+        >>> for n_accepted in (0, 1) * 100:
+        ...     drafted.add(2, n_accepted)
+        >>> drafted.worth(0.4), drafted.worth(0.6)
+        (1, 0)
+        """
+        chance = 1.0
+        for depth, stands in enumerate(self.stands):
+            chance *= stands.mean(1.0, weight=max(0.0, HOPED - stands.n))
+            if chance < least:
+                return depth
+        return len(self.stands) + 1
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """A reply whose outcome is awaited."""
+
+    at: float
+    n_tokens: int  # verified: of each row one, and its speculation
+    n_rows: int
+    is_steady: bool
+
+
+class Learnt:
+    """The costs and values of one engine."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now = now
+        pace = Pace()
+        self.alone = SecondsByCount(pace, is_reference=True)  # verification by tokens
+        self.beside = SecondsByCount(pace)  # the same while the draft prepares
+        self._drafting: dict[int, SecondsByCount] = {}  # by rows: a draft by its steps
+        self._pace = pace
+        self.steps = Average()  # per draft
+        self.worth: dict[Kind, Average] = defaultdict(lambda: Average(kept=0.998))  # accepted tokens per speculation
+        self.by_model, self.by_backup = Drafted(), Drafted()
+        self.lately = Average(kept=0.8)  # accepted tokens per speculation of the model
+        self._of_row: WeakKeyDictionary[DraftRow, Average] = WeakKeyDictionary()  # the same of one text
+        self._reply: _Reply | None = None
+        self._known: set[DraftRow] = set()  # rows of the last reply
+        self._is_beside = False  # whether the last preparation took place
+        self.is_awaited = False  # whether the last reply's outcome is to come
+
+    @property
+    def verification(self) -> SecondsByCount:
+        """Seconds by tokens, in the present mode."""
+        first, second = (self.beside, self.alone) if self._is_beside else (self.alone, self.beside)
+        return first if first.n else second
+
+    def drafting(self, n_rows: int) -> SecondsByCount:
+        """Seconds of a draft by its steps, for so many rows."""
+        size = bucket(n_rows)
+        if size not in self._drafting:
+            self._drafting[size] = SecondsByCount(self._pace, is_proportional=True)
+        return self._drafting[size]
+
+    def model_accepts(self, rows: Sequence[DraftRow], most: int) -> float:
+        """Tokens expected to be accepted of a model's speculations for these rows, in total; `most` per row is
+        assumed before anything is known."""
+        known = self.by_model.accepted
+        usual = known.mean(most, weight=max(0.0, ASSUMED - known.n))
+        of = self._of_row
+        return math.fsum(of[row].mean(usual, weight=OF_ROW) if row in of else usual for row in rows)
+
+    def outcome(self, outcome: Outcome, rows: DraftRows) -> None:
+        """Learn an outcome. Called before the commit."""
+        reply, self._reply = self._reply, None
+        if reply is not None and reply.is_steady and len(outcome.slots) == reply.n_rows:
+            (self.beside if self._is_beside else self.alone).add(reply.n_tokens, self.now() - reply.at)
+        facts = zip(outcome.slots.tolist(), outcome.length.tolist(), outcome.n_accepted.tolist(), strict=True)
+        for slot, length, k in facts:
+            row = rows.get(slot)
+            if row is None:
+                continue
+            kind = kind_of(row, length)
+            self.worth[kind].add(k)
+            if kind[0] == DRAFT:
+                self.by_model.add(length, k)
+                self.lately.add(k)
+                if row not in self._of_row:
+                    self._of_row[row] = Average()
+                self._of_row[row].add(k)
+            else:
+                self.by_backup.add(length, k)
+
+    def drafted(self, n_rows: int, n_steps: int, seconds: float) -> None:
+        """The model drafted for so many rows."""
+        self.drafting(n_rows).add(n_steps, seconds)
+        self.steps.add(n_steps)
+
+    def answered(self, rows: DraftRows, asked: Sequence[DraftRow]) -> None:
+        """The reply is sent. The verification begins."""
+        known = set(rows)
+        is_steady = len(known) == len(asked) and known <= self._known
+        n_tokens = len(asked) + sum(len(row.speculation) for row in asked)
+        self._known = known
+        self._reply = _Reply(self.now(), n_tokens, len(asked), is_steady) if asked else None
+
+    def until_outcome(self, is_beside: bool, has_read: bool) -> None:
+        """What the draft does while the target verifies: prepare, or read texts."""
+        self._is_beside = is_beside
+        if has_read:
+            self._reply = None

@@ -1,0 +1,242 @@
+"""Drafts the rows that missed: with always the same proposer, or with the one that pays.
+
+A draft model drafts well, but all rows wait for it, and each verified token takes time. MeasuredMisses maximizes tokens
+per second. With the model it decides before every growth step whether to take it, and at the end which nodes are
+verified:
+
+    a step    P(it adds an accepted token)  >  current tokens per second x (a step + verifying one more token)
+    a node    P(the text runs through it)   >  current tokens per second x verifying one more token
+
+Where the model does not pay, the backup drafts as many tokens as pay; that may be none, which is autoregressive
+decoding.
+
+These decisions depend on the tokens before the end, not on later ones. So verified tokens are still distributed as q,
+and rejection stays exact.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from saguaro.draft.policy.learnt import Learnt
+from saguaro.draft.rows import DraftRow, DraftRows, GrowthBudget, Proposal, Proposer, Wanted
+from saguaro.types import EMPTY, Outcome
+
+EVERY = 32  # one of so many chains of the backup has a token at least, to keep measuring
+SLOW = 2  # first drafts that are not timed, because they are slow
+SPENT = 0.005  # share of the time for trials of what does not seem to pay
+TRIES, AHEAD = 3, 4  # drafts per trial, and misses before it in which texts are read again
+BETTER = 1.02  # the other choice is taken if it is so many times as fast: estimates vary by some percent
+MOST_SAVED = 60.0  # seconds: what a trial may cost at most
+
+
+class Misses(Protocol):
+    """Drafts the rows that missed."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether the model should read texts now, because it may draft soon."""
+
+    def draft(self, missed: Sequence[Wanted], asked: Sequence[DraftRow]) -> None:
+        """Put a speculation in flight for each of these rows, a part of the rows asked about."""
+
+    def outcome(self, outcome: Outcome, rows: DraftRows) -> None:
+        """Learn the outcome of the speculations in flight. Called before the commit."""
+
+    def read(self, seconds: float) -> None:
+        """Reading texts took so long."""
+
+
+class TreeProposer(Protocol):
+    """A Proposer of trees that grow step by step."""
+
+    source: int
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of the last proposal."""
+
+    def propose(self, rows: Sequence[DraftRow], lookahead: int, budget: GrowthBudget | None = None) -> Proposal:
+        """See Proposer; stops when the budget says so."""
+
+
+class NoProposer:
+    """Proposes no tokens."""
+
+    source = EMPTY
+
+    def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
+        """Always empty."""
+        return Proposal([[] for _ in rows])
+
+
+class FixedMisses:
+    """Uses one proposer for every miss."""
+
+    reads = True
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._proposer = proposer
+
+    def draft(self, missed: Sequence[Wanted], asked: Sequence[DraftRow]) -> None:
+        """See Misses."""
+        put_in_flight(self._proposer, missed)
+
+    def outcome(self, outcome: Outcome, rows: DraftRows) -> None:
+        """Nothing to learn."""
+
+    def read(self, seconds: float) -> None:
+        """Nothing to learn."""
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """What a step and a node must bring."""
+
+    least: float
+    step: float  # tokens that pay for another step
+
+    def goes_on(self, rows: Sequence[DraftRow], worth: Sequence[float]) -> bool:
+        """See GrowthBudget."""
+        return sum(worth) > self.step
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What a round is expected to give and to take."""
+
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+class MeasuredMisses:
+    """Uses the model as far as it pays, or the backup."""
+
+    def __init__(self, model: TreeProposer, backup: Proposer, learnt: Learnt) -> None:
+        self._model, self._backup, self._learnt = model, backup, learnt
+        self._is_model = True  # what seems to pay
+        self._n_drafts = self._n_chains = 0
+        self._n_left = 0  # misses until the trial ends
+        self._saved = 0.0  # seconds for trials
+        self._read_s = 0.0  # spent on reading texts for the last trial
+        self._at = learnt.now()
+
+    @property
+    def reads(self) -> bool:
+        """See Misses: not while the backup drafts and there is no trial."""
+        return self._is_model or self._n_left > 0
+
+    def draft(self, missed: Sequence[Wanted], asked: Sequence[DraftRow]) -> None:
+        """See Misses; sometimes tries the other choice, to keep measuring."""
+        if not missed:
+            return
+        room = max(n for _, n in missed)
+        by_model, by_backup = self._expected(missed, asked, room)
+        if by_model is None or by_backup is None:
+            self._by_model(missed, room, None)
+            return
+        chosen, other = (by_model, by_backup) if self._is_model else (by_backup, by_model)
+        if other.rate > chosen.rate * BETTER:
+            self._is_model, self._n_left = not self._is_model, 0
+            chosen, other = other, chosen
+        is_tried = self._tries(chosen, other, missed, asked)
+        if self._is_model != is_tried:
+            self._by_model(missed, room, chosen.rate)
+        else:
+            self._by_backup(missed, chosen.rate)
+
+    def outcome(self, outcome: Outcome, rows: DraftRows) -> None:
+        """All is learnt by Learnt."""
+
+    def read(self, seconds: float) -> None:
+        """Reading for a trial is a part of its cost."""
+        if not self._is_model:
+            self._read_s += seconds
+            self._saved -= seconds
+
+    def _expected(
+        self, missed: Sequence[Wanted], asked: Sequence[DraftRow], room: int
+    ) -> tuple[_Round, _Round] | tuple[None, None]:
+        """A round in which the model drafts, and one in which the backup does; None without measurements."""
+        learnt, n_rows, n_missed = self._learnt, len(asked), len(missed)
+        verification, drafting = learnt.verification, learnt.drafting(n_missed)
+        if not (verification.n and drafting.n):
+            return None, None
+        accepted, length = learnt.model_accepts(asked, room), learnt.by_model.length.mean(room)
+        by_model = _Round(
+            n_rows + accepted,
+            verification.at(n_rows * (1 + length)) + drafting.at(max(1.0, learnt.steps.mean(1.0))),
+        )
+        hit = (n_rows - n_missed) / n_rows  # were drafted by the model
+        by_backup = _Round(
+            n_rows + hit * accepted + n_missed * learnt.by_backup.accepted.mean(0.0),
+            verification.at(n_rows * (1 + hit * length) + n_missed * learnt.by_backup.length.mean(0.0)),
+        )
+        return by_model, by_backup
+
+    def _tries(self, chosen: _Round, other: _Round, missed: Sequence[Wanted], asked: Sequence[DraftRow]) -> bool:
+        """Whether the other choice is taken for a trial. Trials are paid for by a small share of the time."""
+        now = self._learnt.now()
+        self._saved, self._at = min(MOST_SAVED, self._saved + SPENT * (now - self._at)), now
+        loss = max(0.0, other.seconds - other.tokens / chosen.rate)  # of a round
+        if self._n_left:
+            self._n_left -= 1
+            is_tried = self._is_model or self._n_left < TRIES
+            if is_tried:
+                self._saved -= loss
+                if not self._is_model and self._n_left == 0 and self._seems_better(other, chosen, asked):
+                    self._n_left = 1
+            return is_tried
+        if self._saved > TRIES * loss + self._read_s:
+            self._n_left = TRIES if self._is_model else AHEAD + TRIES
+            self._read_s = 0.0
+        return False
+
+    def _seems_better(self, other: _Round, chosen: _Round, asked: Sequence[DraftRow]) -> bool:
+        """Whether the model would pay if all its speculations were accepted as the last few."""
+        tokens = len(asked) * (1 + self._learnt.lately.mean(0.0))
+        return tokens / other.seconds > BETTER * chosen.rate
+
+    def _by_model(self, missed: Sequence[Wanted], room: int, rate: float | None) -> None:
+        """Grow as far as pays at this rate, tokens per second; None: as far as there is room for."""
+        learnt, began = self._learnt, self._learnt.now()
+        budget = None
+        if rate is not None:
+            a_node = rate * learnt.verification.slope()
+            step_s = learnt.drafting(len(missed)).slope()
+            budget = _Growth(a_node, rate * step_s + len(missed) * a_node)
+        proposal = self._model.propose([row for row, _ in missed], room, budget)
+        send(proposal, missed, self._model.source)
+        is_any = any(proposal.tokens)
+        self._n_drafts += is_any
+        if is_any and self._n_drafts > SLOW:
+            learnt.drafted(len(missed), self._model.n_steps, learnt.now() - began)
+
+    def _by_backup(self, missed: Sequence[Wanted], rate: float) -> None:
+        """As many tokens as pay at this rate."""
+        self._n_chains += 1
+        limit = self._learnt.by_backup.worth(rate * self._learnt.verification.slope())
+        if not limit and self._n_chains % EVERY == 0:
+            limit = 1
+        put_in_flight(self._backup, missed, limit)
+
+
+def put_in_flight(proposer: Proposer, missed: Sequence[Wanted], limit: int | None = None) -> None:
+    """Draft as many tokens as each row has room for, at most `limit`."""
+    if not missed or limit == 0:
+        return
+    room = [(row, n if limit is None else min(n, limit)) for row, n in missed]
+    send(proposer.propose([row for row, _ in room], max(n for _, n in room)), room, proposer.source)
+
+
+def send(proposal: Proposal, missed: Sequence[Wanted], source: int) -> None:
+    """Put a proposal in flight, limited by each row's room."""
+    for index, (row, n) in enumerate(missed):
+        q = proposal.q[index] if proposal.q else None
+        parents = proposal.parents[index] if proposal.parents else None
+        row.propose(proposal.tokens[index][:n], source, q, None if parents is None else parents[:n])

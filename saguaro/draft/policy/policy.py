@@ -1,0 +1,44 @@
+"""All decisions of the draft's side: what drafts a miss, how far, and whether to prepare."""
+
+from collections.abc import Iterable, Sequence
+
+from saguaro.draft.policy.learnt import Learnt
+from saguaro.draft.policy.misses import Misses
+from saguaro.draft.policy.prepare import Prepares
+from saguaro.draft.rows import DraftRow, DraftRows, Wanted
+from saguaro.types import Outcome
+
+
+class Policy:
+    """Decides, with what was learnt from rounds."""
+
+    def __init__(self, learnt: Learnt, misses: Misses, prepare: Prepares) -> None:
+        self.learnt, self.misses, self.prepare = learnt, misses, prepare
+
+    @property
+    def reads(self) -> bool:
+        """Whether the model should read texts although nothing is prepared."""
+        return self.misses.reads
+
+    def outcome(self, outcome: Outcome, rows: DraftRows) -> None:
+        """Learn the outcome of the speculations in flight. Called before the commit."""
+        self.learnt.outcome(outcome, rows)
+        self.misses.outcome(outcome, rows)
+
+    def draft(self, missed: Sequence[Wanted], asked: Sequence[DraftRow]) -> None:
+        """Put a speculation in flight for each row that missed, a part of the rows asked about."""
+        self.misses.draft(missed, asked)
+
+    def answered(self, rows: DraftRows, asked: Sequence[DraftRow]) -> None:
+        """The reply is complete."""
+        self.learnt.answered(rows, asked)
+
+    def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
+        """Whether to prepare for these rows, a part of the known ones. Called once per round, after the reply."""
+        return self.prepare.prepares(asked, known)
+
+    def spent(self, read_s: float, is_beside: bool) -> None:
+        """Texts were read for so long, and whether outcomes are prepared while the target verifies."""
+        if read_s:
+            self.misses.read(read_s)
+        self.learnt.until_outcome(is_beside, has_read=read_s > 0)
