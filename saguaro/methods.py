@@ -98,8 +98,8 @@ def make_policy(config: DraftConfig, primary: Proposer) -> Policy:
         "draft": lambda: FixedMisses(primary),
         "ngram": lambda: FixedMisses(Ngram()),
         "random": lambda: FixedMisses(RandomTokens(config.n_vocab)),
-        "batch": lambda: BatchSizeMisses(primary, Ngram()),
-        "batch-random": lambda: BatchSizeMisses(primary, RandomTokens(config.n_vocab)),
+        "batch": lambda: BatchSizeMisses(primary, Ngram(), learnt.now),
+        "batch-random": lambda: BatchSizeMisses(primary, RandomTokens(config.n_vocab), learnt.now),
         "measured": lambda: _measured(primary, learnt),
     }
     prepares: dict[str, Callable[[], Prepares]] = {

@@ -14,7 +14,7 @@ from saguaro.config import SamplingParams
 from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.load import load_draft
 from saguaro.draft.ngram import Ngram
-from saguaro.draft.policy.fallback import NoProposer
+from saguaro.draft.policy.misses import NoProposer
 from saguaro.draft.random import RandomTokens
 from saguaro.draft.rows import DraftRow, DraftRows, Proposal, Proposer
 from saguaro.draft.scripted import Scripted

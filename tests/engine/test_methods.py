@@ -458,7 +458,7 @@ def test_in_the_targets_own_thread_ssd_prepares_only_if_told(llm: LLM, prepare: 
         made = llm.sibling(method=method, draft="drop:2", **{**SIZES, "prepare": prepare})
         link = made.engine.round.draft
         assert isinstance(link, Inline)
-        assert type(link.side.policy) is (policy if method == "ssd" else AlwaysPrepare)
+        assert type(link.side.policy.prepare) is (policy if method == "ssd" else AlwaysPrepare)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from saguaro.attention.native import cpu_attention
 from saguaro.config import SamplingParams
 from saguaro.draft.planner import Shape as PlanShape
 from saguaro.draft.planner import make_planner
-from saguaro.draft.policy import fallback
+from saguaro.draft.policy import learnt
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.kv.pages import PagePool
 from saguaro.link.inline import Inline
@@ -287,11 +287,11 @@ class Chance:
 
 @dataclass
 class Clock:
-    """A stand-in for the module `time`: every look at it takes as long."""
+    """A clock of which every look takes as long."""
 
     now: float = 0.0
 
-    def perf_counter(self) -> float:
+    def __call__(self) -> float:
         """One later than before."""
         self.now += 1
         return self.now
@@ -520,7 +520,7 @@ def enumerate_paths(setting: Setting, chance: Chance | None = None) -> Found:
 
 def play(setting: Setting) -> tuple[tuple[Text, ...], list[Commit], int]:
     """One path: the real loop from beginning to end, with a clock that tells nothing. Output, commits, preemptions."""
-    with patch.object(fallback, "time", Clock()):
+    with patch.object(learnt, "clock", Clock()):
         rig, requests = new_rig(setting), new_requests(setting)
         commits = rig.run(requests)
     rig.scheduler.pool.check(rig.scheduler.tables())

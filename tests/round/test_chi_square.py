@@ -14,7 +14,7 @@ import torch
 
 from saguaro import rng
 from saguaro.config import SamplingParams
-from saguaro.draft.policy import fallback
+from saguaro.draft.policy import learnt
 from saguaro.target.request import Request
 from tests.round.tabular import (
     N_POSITIONS,
@@ -38,7 +38,7 @@ def chi_square(setting: Setting) -> tuple[float, Counter[str]]:
     """How far the texts of many seeds are from the target's law, in standard deviations; and who drafted."""
     params = SamplingParams(max_tokens=setting.max_tokens)
     requests = [Request(f"r{i}", PROMPTS[0], params, FIRST_SEED + i) for i in range(N_TEXTS)]
-    with patch.object(fallback, "time", Clock()):
+    with patch.object(learnt, "clock", Clock()):
         commits = new_rig(setting).run(requests)
     law = text_law(setting.target, setting.max_tokens)
     seen = Counter(tuple(request.output) for request in requests)

@@ -19,7 +19,7 @@ from torch import Tensor
 from saguaro import methods
 from saguaro.config import DraftConfig
 from saguaro.draft.grow import TreeDrafter
-from saguaro.draft.policy import fallback
+from saguaro.draft.policy import learnt
 from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.kv.pages import PagePool
@@ -145,7 +145,7 @@ def new_rig(
 @pytest.fixture(autouse=True)
 def _clock() -> Iterator[None]:
     """Nothing here depends on how fast this machine is."""
-    with patch.object(fallback, "time", Clock()):
+    with patch.object(learnt, "clock", Clock()):
         yield
 
 
@@ -320,7 +320,7 @@ def test_rejection_at_temperature_1_is_a_function_of_the_seed(
 ) -> None:
     outputs = []
     for _ in range(2):
-        with patch.object(fallback, "time", Clock()):
+        with patch.object(learnt, "clock", Clock()):
             rig = new_rig(under("rejection", method), target, draft, lookahead=3, budget=4, n_pages=24, max_rows=5)
             outputs.append(rig.run(new_requests(["warm"], n=N_REQUESTS, max_tokens=12)))
     assert outputs[0] == outputs[1]

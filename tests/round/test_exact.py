@@ -22,9 +22,9 @@ from saguaro.config import FALLBACKS
 from saguaro.draft import rows
 from saguaro.draft.growth import Growth
 from saguaro.draft.ngram import Ngram
-from saguaro.draft.policy import adaptive
-from saguaro.draft.policy.adaptive import AdaptiveFallback
-from saguaro.draft.policy.fallback import BatchSizeFallback
+from saguaro.draft.policy import misses
+from saguaro.draft.policy.critical import BatchSizeMisses
+from saguaro.draft.policy.misses import MeasuredMisses
 from saguaro.draft.random import RandomTokens
 from saguaro.draft.ranking import Draws, Ranked
 from saguaro.draft.rows import DraftRow, Proposal, stack_q
@@ -141,11 +141,11 @@ def test_every_fallback(fallback: str, rule: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("fallback", ["batch", "measured"])
 def test_whoever_is_worth_the_wait(fallback: str, first: bool, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decision goes this way and that within one text."""
-    decisions: defaultdict[BatchSizeFallback | AdaptiveFallback, Iterator[bool]] = defaultdict(
+    decisions: defaultdict[BatchSizeMisses | MeasuredMisses, Iterator[bool]] = defaultdict(
         lambda: cycle([first, not first])
     )
-    monkeypatch.setattr(AdaptiveFallback, "_chooses", lambda self, is_worth: next(decisions[self]))
-    monkeypatch.setattr(BatchSizeFallback, "critical", property(lambda self: 99.0 * next(decisions[self])))
+    monkeypatch.setattr(MeasuredMisses, "_chooses_model", lambda self, *_: next(decisions[self]))
+    monkeypatch.setattr(BatchSizeMisses, "critical", property(lambda self: 99.0 * next(decisions[self])))
     monkeypatch.setattr(Ngram.__init__, "__defaults__", SHORT_RUNS)
     found = check(Setting(under(rule, "amusd", fallback=fallback), TARGET, DRAFT, max_tokens=LENGTH))
     assert found.sources["ngram"] > 0
@@ -155,15 +155,15 @@ def test_whoever_is_worth_the_wait(fallback: str, first: bool, rule: str, monkey
 @pytest.mark.parametrize("rule", RULES)
 def test_speculations_of_any_length(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drafted just in time is as long as pays: none, or one token and then another if that one is likely."""
-    decisions: defaultdict[AdaptiveFallback, Iterator[bool]] = defaultdict(lambda: cycle([True, True, False]))
-    monkeypatch.setattr(AdaptiveFallback, "_chooses", lambda self, is_worth: next(decisions[self]))
+    decisions: defaultdict[MeasuredMisses, Iterator[bool]] = defaultdict(lambda: cycle([True, True, False]))
+    monkeypatch.setattr(MeasuredMisses, "_chooses_model", lambda self, *_: next(decisions[self]))
     ends: Counter[bool] = Counter()
 
     def goes_on(self: object, rows: Sequence[DraftRow], worth: Sequence[float]) -> bool:
         ends[worth[0] > 0.6] += 1
         return worth[0] > 0.6
 
-    monkeypatch.setattr(adaptive._Growth, "goes_on", goes_on)
+    monkeypatch.setattr(misses._Growth, "goes_on", goes_on)
     method = under(rule, "sd" if rule == "rejection" else "ssd-uniform", fallback="measured")
     found = check(Setting(method, TARGET, SURER, 2, max_tokens=LENGTH, budget=1))
     assert found.sources["draft"] > 0

@@ -18,7 +18,7 @@ from saguaro.attention.sdpa import kv_indices
 from saguaro.config import SamplingParams
 from saguaro.draft import growth, tree
 from saguaro.draft.grow import TreeDrafter
-from saguaro.draft.policy import fallback
+from saguaro.draft.policy import learnt
 from saguaro.draft.tree import Landing, Picked, Trees
 from saguaro.kv.memory import KVCache
 from saguaro.methods import METHODS
@@ -37,7 +37,7 @@ from tests.target.test_round import N_KNOWN, SPEC, Written, new_model, new_reque
 @pytest.fixture(autouse=True)
 def _clock() -> object:
     """Nothing here depends on how fast this machine is."""
-    with patch.object(fallback, "time", Clock()):
+    with patch.object(learnt, "clock", Clock()):
         yield
 
 

@@ -19,9 +19,9 @@ from saguaro.algo.planning import Ahead, Planned
 from saguaro.draft import growth
 from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.planner import Last
-from saguaro.draft.policy import fallback
+from saguaro.draft.policy import learnt
 from saguaro.draft.policy.prepare import AlwaysPrepare
-from saguaro.draft.rows import DraftRow, DraftRows
+from saguaro.draft.rows import DraftRow
 from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.methods import draft_side
 from saguaro.model.transformer import Transformer
@@ -45,19 +45,16 @@ class Moody:
         self.decided: list[bool] = []
 
     def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
-        """See Economy."""
+        """See Prepares."""
         assert set(asked) <= set(known)
         self.decided.append(self._chance.random() < self._share)
         return self.decided[-1]
-
-    def learn(self, outcome: Outcome, rows: DraftRows) -> None:
-        """See Economy."""
 
 
 @pytest.fixture(autouse=True)
 def _clock() -> Iterator[None]:
     """Nothing here depends on how fast this machine is."""
-    with patch.object(fallback, "time", Clock()):
+    with patch.object(learnt, "clock", Clock()):
         yield
 
 
@@ -87,7 +84,7 @@ def test_rounds_without_preparation_change_nothing(
 ) -> None:
     parts, width = variant(method)
     rig = new_rig(parts, target, target.without([1]), width=width, lookahead=3, kernels=KERNELS[kind]())
-    rig.side.policy = moody = Moody(seed=1)
+    rig.side.policy.prepare = moody = Moody(seed=1)
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
     assert {True, False} == set(moody.decided)
     assert rig.sources["cache"] > 0
@@ -103,7 +100,7 @@ def test_a_draft_that_is_the_target_is_right_however_often_it_prepares(
     """Misses of an n-gram leave the draft's own keys behind; those of the model do not."""
     method = under("shared", "ssd", fallback=fallback)
     rig = new_rig(method, target, target, kernels=KERNELS[kind](), max_rows=max_rows)
-    rig.side.policy = Moody(seed=max_rows, share=share)
+    rig.side.policy.prepare = Moody(seed=max_rows, share=share)
     assert_always_right(rig, new_requests(PLAIN, n=N_REQUESTS, max_tokens=40))
     assert rig.sources[fallback] > 0 or share > 0.5
 
@@ -120,7 +117,7 @@ def test_requests_that_are_not_prepared_for_are_never_hit(
     requests = new_requests(n=N_REQUESTS)
     for request in requests[::every]:
         request.params = replace(request.params, prepare=False)
-    rig.side.policy = AlwaysPrepare()
+    rig.side.policy.prepare = AlwaysPrepare()
     events: list[RoundEvent] = []
     rig.round.observers.append(events.append)
     assert rig.run(requests) == truth
@@ -209,7 +206,7 @@ def test_a_planner_learns_nothing_of_rounds_it_did_not_plan_for(
     planner, moody = Attentive(), Moody(seed=3, share=0.5)
     monkeypatch.setattr(methods, "make_planner", lambda *given: planner)
     side = draft_side(new_config(N_KNOWN, growth="continuation", n_tokens=2000), target)
-    side.policy = moody
+    side.policy.prepare = moody
     side.admit([Joined(slot, request.prompt) for slot, request in enumerate(new_requests(n=2))])
     outcome, slots = Outcome.nothing(), torch.tensor([0, 1])
     for at in range(40):

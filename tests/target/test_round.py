@@ -18,7 +18,9 @@ from torch import Tensor
 from saguaro.config import SamplingParams
 from saguaro.draft.drafter import NoDrafter
 from saguaro.draft.ngram import Ngram
-from saguaro.draft.policy.fallback import FixedFallback
+from saguaro.draft.policy.learnt import Learnt
+from saguaro.draft.policy.misses import FixedMisses
+from saguaro.draft.policy.policy import Policy
 from saguaro.draft.policy.prepare import AlwaysPrepare
 from saguaro.draft.rows import Proposer
 from saguaro.draft.scripted import Script, Scripted
@@ -108,9 +110,8 @@ def scripted(script: Script, lookahead: int) -> Inline:
 
 def proposing(proposer: Proposer, lookahead: int) -> Inline:
     """A link to a draft that prepares nothing."""
-    return Inline(
-        DraftSide(NoDrafter(), FixedFallback(proposer), AlwaysPrepare(), lookahead=lookahead, n_vocab=N_KNOWN)
-    )
+    policy = Policy(Learnt(), FixedMisses(proposer), AlwaysPrepare())
+    return Inline(DraftSide(NoDrafter(), policy, lookahead=lookahead, n_vocab=N_KNOWN))
 
 
 @torch.inference_mode()

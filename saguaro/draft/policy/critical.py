@@ -4,8 +4,7 @@ Theorem 17 gives that batch size, b*, from hit rates, accepted tokens and the ti
 """
 
 import math
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 from saguaro.algo.theory import critical_batch_size
@@ -16,16 +15,14 @@ from saguaro.types import Outcome
 
 EVERY = 64  # one of so many decisions is reversed, to keep measuring both proposers
 
-now = time.perf_counter
-
 
 class BatchSizeMisses:
     """Uses the primary below b* rows, else the backup."""
 
     reads = True
 
-    def __init__(self, primary: Proposer, backup: Proposer) -> None:
-        self._primary, self._backup = primary, backup
+    def __init__(self, primary: Proposer, backup: Proposer, now: Callable[[], float]) -> None:
+        self._primary, self._backup, self._now = primary, backup, now
         self._by_primary, self._by_backup = Average(), Average()  # accepted tokens per speculation after a miss
         self._after_hit, self._after_miss = Average(), Average()  # hits
         self._draft_s = Average(kept=0.9)  # of the primary, per miss; the first are slow
@@ -48,9 +45,9 @@ class BatchSizeMisses:
         self._n_decisions += bool(missed)
         is_reversed = bool(missed) and self._n_decisions % EVERY == 0
         is_primary = (len(asked) < self.critical) != is_reversed
-        began = now()
+        began = self._now()
         put_in_flight(self._primary if is_primary else self._backup, missed)
-        self._answered = now()
+        self._answered = self._now()
         self._is_primary = {row: is_primary for row, _ in missed}
         if is_primary and missed:
             self._draft_s.add(self._answered - began)
@@ -58,7 +55,7 @@ class BatchSizeMisses:
     def outcome(self, outcome: Outcome, rows: DraftRows) -> None:
         """See Misses."""
         if len(outcome.slots) and not math.isnan(self._answered):
-            self._verify_s.add(now() - self._answered)
+            self._verify_s.add(self._now() - self._answered)
         for slot, k in zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), strict=True):
             row = rows.get(slot)
             if row is None:

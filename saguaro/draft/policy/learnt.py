@@ -23,6 +23,8 @@ ASSUMED = 8.0  # weight of the prior of full acceptance, in speculations
 OF_ROW = 16.0  # weight of all texts' acceptance in that of one text
 HOPED = 4.0  # weight of the prior that a depth of the backup's chains stands
 
+clock = time.perf_counter
+
 Kind = tuple[int, int]  # of a speculation: source and length
 
 
@@ -78,8 +80,8 @@ class _Reply:
 class Learnt:
     """The costs and values of one engine."""
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self.now = now
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        self.now = now if now is not None else clock
         pace = Pace()
         self.alone = SecondsByCount(pace, is_reference=True)  # verification by tokens
         self.beside = SecondsByCount(pace)  # the same while the draft prepares
@@ -93,7 +95,6 @@ class Learnt:
         self._reply: _Reply | None = None
         self._known: set[DraftRow] = set()  # rows of the last reply
         self._is_beside = False  # whether the last preparation took place
-        self.is_awaited = False  # whether the last reply's outcome is to come
 
     @property
     def verification(self) -> SecondsByCount:

@@ -136,19 +136,12 @@ class MeasuredMisses:
         if not missed:
             return
         room = max(n for _, n in missed)
-        by_model, by_backup = self._expected(missed, asked, room)
-        if by_model is None or by_backup is None:
-            self._by_model(missed, room, None)
-            return
-        chosen, other = (by_model, by_backup) if self._is_model else (by_backup, by_model)
-        if other.rate > chosen.rate * BETTER:
-            self._is_model, self._n_left = not self._is_model, 0
-            chosen, other = other, chosen
-        is_tried = self._tries(chosen, other, missed, asked)
-        if self._is_model != is_tried:
-            self._by_model(missed, room, chosen.rate)
+        expected = self._expected(missed, asked, room)
+        rate = max((each.rate for each in expected), default=None)
+        if self._chooses_model(expected, asked):
+            self._by_model(missed, room, rate)
         else:
-            self._by_backup(missed, chosen.rate)
+            self._by_backup(missed, rate)
 
     def outcome(self, outcome: Outcome, rows: DraftRows) -> None:
         """All is learnt by Learnt."""
@@ -161,12 +154,13 @@ class MeasuredMisses:
 
     def _expected(
         self, missed: Sequence[Wanted], asked: Sequence[DraftRow], room: int
-    ) -> tuple[_Round, _Round] | tuple[None, None]:
-        """A round in which the model drafts, and one in which the backup does; None without measurements."""
+    ) -> tuple[_Round, _Round] | tuple[()]:
+        """A round in which the model drafts, and one in which the backup does; nothing before there are measurements
+        of both drafting and verifying."""
         learnt, n_rows, n_missed = self._learnt, len(asked), len(missed)
         verification, drafting = learnt.verification, learnt.drafting(n_missed)
         if not (verification.n and drafting.n):
-            return None, None
+            return ()
         accepted, length = learnt.model_accepts(asked, room), learnt.by_model.length.mean(room)
         by_model = _Round(
             n_rows + accepted,
@@ -179,23 +173,34 @@ class MeasuredMisses:
         )
         return by_model, by_backup
 
-    def _tries(self, chosen: _Round, other: _Round, missed: Sequence[Wanted], asked: Sequence[DraftRow]) -> bool:
+    def _chooses_model(self, expected: tuple[_Round, _Round] | tuple[()], asked: Sequence[DraftRow]) -> bool:
+        """Whether the model drafts: if it pays, or for a trial."""
+        if not expected:
+            return True
+        by_model, by_backup = expected
+        chosen, other = (by_model, by_backup) if self._is_model else (by_backup, by_model)
+        if other.rate > chosen.rate * BETTER:
+            self._is_model, self._n_left = not self._is_model, 0
+            chosen, other = other, chosen
+        return self._is_model != self._tries(chosen, other, asked)
+
+    def _tries(self, chosen: _Round, other: _Round, asked: Sequence[DraftRow]) -> bool:
         """Whether the other choice is taken for a trial. Trials are paid for by a small share of the time."""
         now = self._learnt.now()
         self._saved, self._at = min(MOST_SAVED, self._saved + SPENT * (now - self._at)), now
         loss = max(0.0, other.seconds - other.tokens / chosen.rate)  # of a round
-        if self._n_left:
-            self._n_left -= 1
-            is_tried = self._is_model or self._n_left < TRIES
-            if is_tried:
-                self._saved -= loss
-                if not self._is_model and self._n_left == 0 and self._seems_better(other, chosen, asked):
-                    self._n_left = 1
-            return is_tried
-        if self._saved > TRIES * loss + self._read_s:
-            self._n_left = TRIES if self._is_model else AHEAD + TRIES
-            self._read_s = 0.0
-        return False
+        if not self._n_left:
+            if self._saved > TRIES * loss + self._read_s:
+                self._n_left = TRIES if self._is_model else AHEAD + TRIES
+                self._read_s = 0.0
+            return False
+        self._n_left -= 1
+        if not self._is_model and self._n_left >= TRIES:  # texts are read
+            return False
+        self._saved -= loss
+        if not self._is_model and not self._n_left and self._seems_better(other, chosen, asked):
+            self._n_left = 1
+        return True
 
     def _seems_better(self, other: _Round, chosen: _Round, asked: Sequence[DraftRow]) -> bool:
         """Whether the model would pay if all its speculations were accepted as the last few."""
@@ -217,10 +222,10 @@ class MeasuredMisses:
         if is_any and self._n_drafts > SLOW:
             learnt.drafted(len(missed), self._model.n_steps, learnt.now() - began)
 
-    def _by_backup(self, missed: Sequence[Wanted], rate: float) -> None:
-        """As many tokens as pay at this rate."""
+    def _by_backup(self, missed: Sequence[Wanted], rate: float | None) -> None:
+        """As many tokens as pay at this rate, tokens per second."""
         self._n_chains += 1
-        limit = self._learnt.by_backup.worth(rate * self._learnt.verification.slope())
+        limit = self._learnt.by_backup.worth((rate or 0.0) * self._learnt.verification.slope())
         if not limit and self._n_chains % EVERY == 0:
             limit = 1
         put_in_flight(self._backup, missed, limit)

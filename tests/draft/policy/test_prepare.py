@@ -8,6 +8,7 @@ from random import Random
 import pytest
 import torch
 
+from saguaro.draft.policy.learnt import Learnt
 from saguaro.draft.policy.prepare import (
     FIRST,
     LEAST_GAP,
@@ -59,7 +60,8 @@ class Play:
 
     def __init__(self, n_rows: int, seed: int = 0) -> None:
         self.now, self.chance = 0.0, Random(seed)
-        self.policy = MeasuredPrepare(lambda: self.now)
+        self.learnt = Learnt(lambda: self.now)
+        self.policy = MeasuredPrepare(self.learnt)
         self.rows = DraftRows()
         self.n_behind = 0  # rounds in a row that were not prepared for
         self.admit(n_rows)
@@ -83,7 +85,7 @@ class Play:
         accepted = [self._accepted(row.source, len(row.speculation)) for row in rows]
         length = [len(row.speculation) for row in rows]
         slots, lengths, k = (torch.tensor(each) for each in ([row.slot for row in rows], length, accepted))
-        self.policy.learn(Outcome(slots, lengths, k, bonus=k), self.rows)
+        self.learnt.outcome(Outcome(slots, lengths, k, bonus=k), self.rows)
         for row, source in zip(rows, sources, strict=True):
             row.propose([1] * (0 if source == EMPTY else K), source)
         return prepares
@@ -271,10 +273,3 @@ def test_without_rows_nothing_is_decided() -> None:
     assert play.policy.prepares([], play.rows)
     play.now += 2.0
     assert play.rounds(3, PAYS) == [True] * 3
-
-
-def test_an_outcome_of_a_row_that_left_counts_for_nothing() -> None:
-    play = Play(1)
-    gone = torch.tensor([7])
-    play.policy.learn(Outcome(gone, gone, gone, gone), play.rows)
-    assert not play.policy._worth
