@@ -116,7 +116,7 @@ def test_a_draft_that_is_the_target_is_always_right(
     with LLM(folder, method="ssd", draft=str(folder), lookahead=4, prepare="always", **shape, **settings) as llm:
         if is_moody:
             assert isinstance(llm.engine.round.draft, Inline)
-            llm.engine.round.draft.side.policy = Moody(seed=n_rows)
+            llm.engine.round.draft.side.policy.prepare = Moody(seed=n_rows)
         events: list[RoundEvent] = []
         llm.engine.round.observers.append(events.append)
         llm.generate(prompts, greedy)

@@ -4,9 +4,9 @@ from itertools import count
 
 import pytest
 
-from saguaro.draft.policy import adaptive
+from saguaro.draft.policy import learnt
 
 
 @pytest.fixture(autouse=True)
 def _every_look_at_the_clock_takes_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive, "now", count().__next__)
+    monkeypatch.setattr(learnt, "clock", count().__next__)

@@ -115,7 +115,7 @@ def test_a_draft_that_is_the_target_is_always_right(
 ) -> None:
     """With and without preparation, as rows come and go, and with more to expand than there are candidates."""
     rig = new_tree_rig(target, target, kind, max_rows=max_rows, width=width, n_more=n_more)
-    rig.side.policy = Moody(seed=max_rows, share=share)
+    rig.side.policy.prepare = Moody(seed=max_rows, share=share)
     seen = Rightness(rig)
     seen.run(requests_of(6, max_tokens=24))
     assert seen.n_rounds > 20
@@ -215,7 +215,7 @@ def test_text_and_tree_are_those_of_a_fresh_read(
     """After every round, whatever was accepted, kept, copied and grown: keys, values and candidates."""
     draft = target if METHODS[method].growth == "continuation" else target.without([1])  # these are seldom hit
     rig = new_tree_rig(draft, target, kind, method, width=width, n_more=n_more)
-    rig.side.policy = Moody(seed=2, share=share)
+    rig.side.policy.prepare = Moody(seed=2, share=share)
     for request in requests_of(4, max_tokens=14 if draft is not target else 40):
         rig.scheduler.add(request)
     n_rows = n_nodes = n_kept = 0

@@ -137,7 +137,7 @@ class MeasuredMisses:
             return
         room = max(n for _, n in missed)
         expected = self._expected(missed, asked, room)
-        rate = max((each.rate for each in expected), default=None)
+        rate = max((each.rate for each in expected), default=0.0)
         if self._chooses_model(expected, asked):
             self._by_model(missed, room, rate)
         else:
@@ -207,14 +207,11 @@ class MeasuredMisses:
         tokens = len(asked) * (1 + self._learnt.lately.mean(0.0))
         return tokens / other.seconds > BETTER * chosen.rate
 
-    def _by_model(self, missed: Sequence[Wanted], room: int, rate: float | None) -> None:
-        """Grow as far as pays at this rate, tokens per second; None: as far as there is room for."""
+    def _by_model(self, missed: Sequence[Wanted], room: int, rate: float) -> None:
+        """Grow as far as pays at this rate, tokens per second."""
         learnt, began = self._learnt, self._learnt.now()
-        budget = None
-        if rate is not None:
-            a_node = rate * learnt.verification.slope()
-            step_s = learnt.drafting(len(missed)).slope()
-            budget = _Growth(a_node, rate * step_s + len(missed) * a_node)
+        a_node, a_step = (rate * each.slope() for each in (learnt.verification, learnt.drafting(len(missed))))
+        budget = _Growth(a_node, a_step + len(missed) * a_node)
         proposal = self._model.propose([row for row, _ in missed], room, budget)
         send(proposal, missed, self._model.source)
         is_any = any(proposal.tokens)
@@ -222,10 +219,10 @@ class MeasuredMisses:
         if is_any and self._n_drafts > SLOW:
             learnt.drafted(len(missed), self._model.n_steps, learnt.now() - began)
 
-    def _by_backup(self, missed: Sequence[Wanted], rate: float | None) -> None:
+    def _by_backup(self, missed: Sequence[Wanted], rate: float) -> None:
         """As many tokens as pay at this rate, tokens per second."""
         self._n_chains += 1
-        limit = self._learnt.by_backup.worth((rate or 0.0) * self._learnt.verification.slope())
+        limit = self._learnt.by_backup.worth(rate * self._learnt.verification.slope())
         if not limit and self._n_chains % EVERY == 0:
             limit = 1
         put_in_flight(self._backup, missed, limit)

@@ -85,10 +85,13 @@ def test_the_backup_where_it_is_as_good(clock: Clock) -> None:
     assert seconds <= 0.51
 
 
-@pytest.mark.parametrize(("step_s", "stands"), [(0.7, [0, 1]), (2.0, [4]), (0.05, [0])])
-def test_a_draft_that_never_pays_costs_next_to_nothing(clock: Clock, step_s: float, stands: list[int]) -> None:
+@pytest.mark.parametrize(("step_s", "stands", "is_tried"), [(0.7, [0, 1], True), (0.05, [0], True), (2.0, [4], False)])
+def test_a_draft_that_never_pays_costs_next_to_nothing(
+    clock: Clock, step_s: float, stands: list[int], is_tried: bool
+) -> None:
+    """It is tried as soon as the savings suffice: three drafts of 8 s ask for half an hour."""
     found, seconds = settled(clock, step_s, stands)
-    assert len(found) - found.count(0) > 0, "it is tried now and then"
+    assert (found.count(0) < len(found)) == is_tried
     assert seconds <= 1 + 2 * SPENT
 
 
@@ -113,10 +116,13 @@ def test_texts_are_judged_apart(clock: Clock) -> None:
     primary, other = Stepping(clock, 0.25), Counting(clock, NGRAM, n_most=0)
     learnt = Learnt(clock)
     good, bad = (World(clock, MeasuredMisses(primary, other, learnt), learnt) for _ in range(2))
-    last = []
-    for _ in range(150):
-        last = [good.play(accepted={DRAFT: 3})[0], bad.play(accepted={DRAFT: 0})[0]]
-    assert last == [DRAFT, EMPTY]
+    last: tuple[list[int], list[int]] = [], []
+    for _ in range(40):
+        last = (
+            [good.play(accepted={DRAFT: 3})[0] for _ in range(4)],
+            [bad.play(accepted={DRAFT: 0})[0] for _ in range(4)],
+        )
+    assert last == ([DRAFT] * 4, [EMPTY] * 4)
 
 
 def test_nobody_is_asked_where_nothing_was_missed(clock: Clock) -> None:
@@ -174,7 +180,7 @@ def test_a_model_that_pays_again_is_found_soon(clock: Clock, n_before: int) -> N
     for _ in range(n_before):
         world.play(accepted={DRAFT: 0})
     found = [world.play(accepted={DRAFT: 3})[0] for _ in range(400)]
-    assert found[-100:].count(DRAFT) >= 98
+    assert found[-100:].count(DRAFT) >= 100 - TRIES
 
 
 def test_texts_are_read_only_where_the_model_may_draft(clock: Clock) -> None:
