@@ -15,7 +15,7 @@ FOLLOWS = 0.05  # share of a deviation that the pace follows
 KEPT = 0.998  # decay of the line per measurement
 KEPT_AT = 0.98  # decay of what is known of one number
 BY_LINE = 4.0  # weight of the line at each number, in measurements
-STIFF = 2.0  # weight of the slope assumed, in squares of numbers
+STIFF = 0.5  # weight of the slope assumed, in squares of numbers
 HICCUP = 3.0  # limit of a time, relative to what was expected
 SURE = 8  # measurements before hiccups are recognized and the pace is followed
 

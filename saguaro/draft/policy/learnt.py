@@ -90,7 +90,6 @@ class Learnt:
         self.steps = Average()  # per draft
         self.worth: dict[Kind, Average] = defaultdict(lambda: Average(kept=0.998))  # accepted tokens per speculation
         self.by_model, self.by_backup = Drafted(), Drafted()
-        self.lately = Average(kept=0.8)  # accepted tokens per speculation of the model
         self._of_row: WeakKeyDictionary[DraftRow, Average] = WeakKeyDictionary()  # the same of one text
         self._reply: _Reply | None = None
         self._known: set[DraftRow] = set()  # rows of the last reply
@@ -131,7 +130,6 @@ class Learnt:
             self.worth[kind].add(k)
             if kind[0] == DRAFT:
                 self.by_model.add(length, k)
-                self.lately.add(k)
                 if row not in self._of_row:
                     self._of_row[row] = Average()
                 self._of_row[row].add(k)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from saguaro.draft.policy.average import Average
 from saguaro.draft.policy.learnt import Learnt
 from saguaro.draft.rows import DraftRow, DraftRows, GrowthBudget, Proposal, Proposer, Wanted
 from saguaro.types import EMPTY, Outcome
@@ -124,6 +125,7 @@ class MeasuredMisses:
         self._n_left = 0  # misses until the trial ends
         self._saved = 0.0  # seconds for trials
         self._read_s = 0.0  # spent on reading texts for the last trial
+        self._tried = Average(kept=0.8)  # accepted tokens per speculation of the model in a trial
         self._at = learnt.now()
 
     @property
@@ -144,7 +146,12 @@ class MeasuredMisses:
             self._by_backup(missed, rate)
 
     def outcome(self, outcome: Outcome, rows: DraftRows) -> None:
-        """All is learnt by Learnt."""
+        """See Misses. The rest is learnt by Learnt."""
+        if self._n_left and not self._is_model:
+            for slot, k in zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), strict=True):
+                row = rows.get(slot)
+                if row is not None and row.source == self._model.source:
+                    self._tried.add(k)
 
     def read(self, seconds: float) -> None:
         """Reading for a trial is a part of its cost."""
@@ -177,6 +184,8 @@ class MeasuredMisses:
         """Whether the model drafts: if it pays, or for a trial."""
         if not expected:
             return True
+        if len(self._learnt.verification.known) < 2:
+            return False  # two numbers of tokens show what a token takes
         by_model, by_backup = expected
         chosen, other = (by_model, by_backup) if self._is_model else (by_backup, by_model)
         if other.rate > chosen.rate * BETTER:
@@ -192,19 +201,19 @@ class MeasuredMisses:
         if not self._n_left:
             if self._saved > TRIES * loss + self._read_s:
                 self._n_left = TRIES if self._is_model else AHEAD + TRIES
-                self._read_s = 0.0
+                self._read_s, self._tried = 0.0, Average(kept=0.8)
             return False
         self._n_left -= 1
         if not self._is_model and self._n_left >= TRIES:  # texts are read
             return False
         self._saved -= loss
-        if not self._is_model and not self._n_left and self._seems_better(other, chosen, asked):
-            self._n_left = 1
+        if not self._is_model and self._n_left <= 1 and self._seems_better(other, chosen, asked):
+            self._n_left = 2
         return True
 
     def _seems_better(self, other: _Round, chosen: _Round, asked: Sequence[DraftRow]) -> bool:
-        """Whether the model would pay if all its speculations were accepted as the last few."""
-        tokens = len(asked) * (1 + self._learnt.lately.mean(0.0))
+        """Whether the model would pay if all its speculations were accepted as those of this trial."""
+        tokens = len(asked) * (1 + self._tried.mean(0.0))
         return tokens / other.seconds > BETTER * chosen.rate
 
     def _by_model(self, missed: Sequence[Wanted], room: int, rate: float) -> None:

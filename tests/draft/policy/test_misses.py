@@ -107,7 +107,8 @@ def test_more_rows_wait_with_those_that_missed(clock: Clock) -> None:
 
 def test_a_few_unlucky_ones_do_not_end_it(clock: Clock) -> None:
     world = measured(clock, Stepping(clock, 0.1), Counting(clock, NGRAM, n_most=1))
-    assert [world.play(accepted={DRAFT: 0})[0] for _ in range(4)] == [DRAFT] * 4
+    found = [world.play(accepted={DRAFT: 0})[0] for _ in range(6)]
+    assert found.count(DRAFT) == 5, "one shows what a verification takes without"
     assert [world.play(accepted={DRAFT: 0})[0] for _ in range(40)].count(DRAFT) < 30
 
 
