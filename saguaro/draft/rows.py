@@ -114,6 +114,8 @@ class DraftRows:
     def in_flight(self, slots: Sequence[int], lookahead: int, n_vocab: int) -> Speculation:
         """The speculations in flight for these rows, in this order."""
         rows = [self._rows.get(slot) for slot in slots]
+        if not any(row.speculation for row in rows if row is not None):
+            return Speculation.empty(len(slots))
         spec = Speculation.of(
             [row.speculation if row else [] for row in rows],
             lookahead,

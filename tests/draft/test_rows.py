@@ -80,7 +80,7 @@ def test_what_is_in_flight_comes_in_the_order_asked_for(rows: DraftRows) -> None
     assert [SOURCES[source] for source in spec.source] == ["empty", "empty", "cache", "draft"]
     assert spec.hit.tolist() == [False, False, True, False]
     assert spec.q is None
-    assert rows.in_flight([], lookahead=3, n_vocab=50).tokens.shape == (0, 3)
+    assert rows.in_flight([], lookahead=3, n_vocab=50).tokens.shape == (0, 0)
 
 
 def test_rows_that_were_drawn_and_rows_that_were_not(rows: DraftRows) -> None:

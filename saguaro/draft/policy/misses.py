@@ -28,6 +28,7 @@ SLOW = 2  # first drafts that are not timed, because they are slow
 SPENT = 0.005  # share of the time for trials of what does not seem to pay
 TRIES, AHEAD = 3, 4  # drafts per trial, and misses before it in which texts are read again
 BETTER = 1.02  # the other choice is taken if it is so many times as fast: estimates vary by some percent
+REST = 8  # misses that are not decided on after one for which nothing pays
 MOST_SAVED = 60.0  # seconds: what a trial may cost at most
 
 
@@ -122,6 +123,7 @@ class MeasuredMisses:
         self._model, self._backup, self._learnt = model, backup, learnt
         self._is_model = True  # what seems to pay
         self._n_drafts = self._n_chains = 0
+        self._n_resting = 0
         self._n_left = 0  # misses until the trial ends
         self._saved = 0.0  # seconds for trials
         self._read_s = 0.0  # spent on reading texts for the last trial
@@ -135,7 +137,8 @@ class MeasuredMisses:
 
     def draft(self, missed: Sequence[Wanted], asked: Sequence[DraftRow]) -> None:
         """See Misses; sometimes tries the other choice, to keep measuring."""
-        if not missed:
+        self._n_resting -= 1
+        if not missed or self._n_resting > 0:
             return
         room = max(n for _, n in missed)
         expected = self._expected(missed, asked, room)
@@ -234,6 +237,7 @@ class MeasuredMisses:
         limit = self._learnt.by_backup.worth(rate * self._learnt.verification.slope())
         if not limit and self._n_chains % EVERY == 0:
             limit = 1
+        self._n_resting = 0 if limit or self._n_left or self._is_model else REST
         put_in_flight(self._backup, missed, limit)
 
 
