@@ -51,7 +51,7 @@ from saguaro.engine.advice import check_machine
 from saguaro.engine.assembly import find_device
 from saguaro.engine.engine import Engine
 from saguaro.errors import ConfigError, SaguaroError
-from saguaro.kernels.formats import computed_in, find_format, packs, ready
+from saguaro.kernels.formats import computed_in, find_format, packed_kind, ready
 from saguaro.link.inline import Inline
 from saguaro.link.process import Process
 from saguaro.llm import default_cache
@@ -157,8 +157,8 @@ class Models:
             dtype = computed_in(self.dtype)
             grown = grow(source, SHAPES[name], epsilon=epsilon, device=self.device, dtype=dtype).model
             return ready(grown, self.dtype)
-        by_rows = packs(self.dtype, self.device)
-        loaded = load("smollm2", self.folder, self.device, computed_in(self.dtype), by_rows=by_rows)
+        kind = packed_kind(self.dtype, self.device)
+        loaded = load("smollm2", self.folder, self.device, computed_in(self.dtype), kind)
         return ready(loaded.model, self.dtype)
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from saguaro.config import DraftConfig
 from saguaro.errors import ConfigError, TokenizerMismatch
-from saguaro.kernels.formats import computed_in, packs, ready
+from saguaro.kernels.formats import computed_in, packed_kind, ready
+from saguaro.model.linear import Packed
 from saguaro.model.load import borrows, load, load_borrower, read_embedding
 from saguaro.model.tokenizer import has_tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
@@ -18,26 +19,25 @@ MOST_ODD = 0.005  # share of tokens that may differ: models of one family have d
 
 def load_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
     """Load the draft model, ready to run. A part of the target is already prepared with the target."""
-    model = read_draft(config, target)
+    model = read_draft(config, target, packed_kind(config.dtype, torch.device(config.device)))
     return model if target is not None and model.head is target.head else ready(model, config.dtype)
 
 
-def read_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
-    """Load the draft model. `drop:` and a borrowing draft share the target's weights if they are on the same device."""
+def read_draft(config: DraftConfig, target: Transformer | None, kind: type[Packed] | None = None) -> Transformer:
+    """Load the draft model; kind: see Layout. `drop:` and a borrowing draft share the target's weights if they are on
+    the same device."""
     assert config.draft is not None
-    device = torch.device(config.device)
-    dtype, by_rows = computed_in(config.dtype), packs(config.dtype, device)
+    device, dtype = torch.device(config.device), computed_in(config.dtype)
     if config.draft.startswith("drop:"):
         if target is None or target.device != device:
-            target = load(config.target, Path(config.target), device, dtype, by_rows).model
+            target = load(config.target, Path(config.target), device, dtype, kind).model
         return target.without(dropped_layers(config.draft, target.spec.n_layers))
     path = Path(config.draft)
     if borrows(path):
-        model = load_borrower(
-            path, Path(config.target), _embedding(config, target, device, dtype), device, dtype, by_rows
-        )
+        embedding = _embedding(config, target, device, dtype, kind)
+        model = load_borrower(path, Path(config.target), embedding, device, dtype, kind)
     else:
-        model = load(config.draft, path, device, dtype, by_rows).model
+        model = load(config.draft, path, device, dtype, kind).model
     check_vocabulary(config, model)
     return model
 
@@ -79,8 +79,14 @@ def check_vocabulary(config: DraftConfig, model: Transformer) -> None:
         )
 
 
-def _embedding(config: DraftConfig, target: Transformer | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _embedding(
+    config: DraftConfig,
+    target: Transformer | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    kind: type[Packed] | None,
+) -> Tensor:
     """The target's embedding [V, D]: shared if device and dtype agree, else read from the file."""
     if target is not None and target.embedding.device == device and target.embedding.dtype == dtype:
         return target.embedding
-    return read_embedding(Path(config.target), device, dtype)
+    return read_embedding(Path(config.target), device, dtype, kind)

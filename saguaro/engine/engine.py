@@ -18,7 +18,7 @@ from saguaro.engine.advice import check_machine
 from saguaro.engine.assembly import Assembly, choose_method, find_device
 from saguaro.engine.results import Completion, Delta, Result, timings_of
 from saguaro.errors import ConfigError, UnknownRequest
-from saguaro.kernels.formats import computed_in, find_format, packs, ready
+from saguaro.kernels.formats import computed_in, find_format, packed_kind, ready
 from saguaro.model.chat_template import read_template
 from saguaro.model.load import Loaded, load
 from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
@@ -326,7 +326,7 @@ def build_engine(
     began = time.perf_counter()
     check_machine(device, progress)
     dtype = find_format(config.dtype, device)
-    loaded = load(name, path, device, computed_in(dtype), by_rows=packs(dtype, device), progress=progress)
+    loaded = load(name, path, device, computed_in(dtype), packed_kind(dtype, device), progress)
     ready(loaded.model, dtype, progress)
     filled = time.perf_counter()
     words = load_tokenizer(tokenizer or path, loaded.model.spec.n_vocab, template)

@@ -5,16 +5,17 @@ import math
 from typing import Protocol, TypeGuard
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saguaro.kernels.native import at, library, n_threads
-from saguaro.model.linear import Linear
+from saguaro.model.linear import Linear, Packed
 from saguaro.model.norm import Norm
 from saguaro.model.products import COMPOSED, KVWrite, QKNormRope, Residual, added
+from saguaro.model.stored import Stored
 
 UNIT = 32  # inputs are padded to a multiple of it
 PANEL = 16  # outputs that are computed together
+GGML_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}  # their numbers in a GGUF file
 MOST_MIXED = 128  # largest Hadamard block: inputs that are mixed before rounding
 
 
@@ -51,24 +52,19 @@ class Matrix(ctypes.Structure):
     )
 
 
-class CPUWeight(Protocol):
+class CPUWeight(Packed, Protocol):
     """A packed matrix, and the format of its input rows."""
 
-    n_params: int
-    n_bytes: int
     n_out: int
     width: int  # of its input rows
     address: int  # of its Matrix
 
     def __init__(self, weight: Tensor) -> None:
-        """Pack a tensor [out, in] float32."""
+        """Pack a tensor [out, in]."""
 
     @staticmethod
     def rows(n_rows: int, n: int) -> Rows:
         """A buffer for input rows [T, n] of such a matrix."""
-
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """See saguaro.model.linear.Packed."""
 
 
 class _Fusible(Protocol):
@@ -145,15 +141,33 @@ class CPUProducts:
 class Int8Weight:
     """An int8 matrix with one scale per output."""
 
-    def __init__(self, weight: Tensor) -> None:  # [out, in] float32
-        (self.n_out, n_in), self.width = weight.shape, wide(weight.shape[1])
-        rounded = prepared(weight.contiguous(), self.rows(self.n_out, n_in))
-        steps = panels(rounded.values.to(torch.int8))  # [panel, PANEL, width]
-        self.steps = steps.view(len(steps), PANEL, -1, 2).transpose(1, 2).contiguous()  # [panel, width / 2, PANEL, 2]
-        self.scales = rounded.scales.clone()  # [out]
-        self.n_params, self.n_bytes = weight.numel(), self.steps.numel() + 4 * self.n_out
-        self._matrix = Matrix(at(self.steps), at(self.scales), n_in, self.width, mixed(n_in), self.n_out)
+    def __init__(self, weight: Tensor) -> None:  # [out, in]
+        self._allocate(*weight.shape)
+        self.fill(0, weight)
+
+    @classmethod
+    def empty(cls, n_out: int, n_in: int) -> "Int8Weight":
+        """See Packed."""
+        made = cls.__new__(cls)
+        made._allocate(n_out, n_in)
+        return made
+
+    def _allocate(self, n_out: int, n_in: int) -> None:
+        self.n_out, self.width = n_out, wide(n_in)
+        self.steps = panels(n_out, self.width // 2, 2, dtype=torch.int8)  # [panel, width / 2, PANEL, 2]
+        self.scales = torch.empty(n_out)
+        self.n_params, self.n_bytes = n_out * n_in, self.steps.numel() + 4 * n_out
+        self._matrix = Matrix(at(self.steps), at(self.scales), n_in, self.width, mixed(n_in), n_out)
         self.address = ctypes.addressof(self._matrix)
+
+    def fill(self, first: int, rows: Tensor | Stored) -> None:
+        """See Packed."""
+        unpack(rows, matrix=self.address, first=first)
+
+    @staticmethod
+    def decode(found: Tensor | Stored, place: Tensor) -> None:
+        """See Packed."""
+        decode(found, place)
 
     @staticmethod
     def rows(n_rows: int, n: int) -> Rows:
@@ -168,13 +182,32 @@ class Int8Weight:
 class Float32Weight:
     """A float32 matrix."""
 
-    def __init__(self, weight: Tensor) -> None:  # [out, in] float32
-        (self.n_out, n_in), self.width = weight.shape, wide(weight.shape[1])
-        values = panels(F.pad(weight, (0, self.width - n_in)))  # [panel, PANEL, width]
-        self.values = values.transpose(1, 2).contiguous()  # [panel, width, PANEL]
-        self.n_params, self.n_bytes = weight.numel(), 4 * self.values.numel()
-        self._matrix = Matrix(at(self.values), None, n_in, self.width, 1, self.n_out)
+    def __init__(self, weight: Tensor) -> None:  # [out, in]
+        self._allocate(*weight.shape)
+        self.fill(0, weight)
+
+    @classmethod
+    def empty(cls, n_out: int, n_in: int) -> "Float32Weight":
+        """See Packed."""
+        made = cls.__new__(cls)
+        made._allocate(n_out, n_in)
+        return made
+
+    def _allocate(self, n_out: int, n_in: int) -> None:
+        self.n_out, self.width = n_out, wide(n_in)
+        self.values = panels(n_out, self.width, 1, dtype=torch.float32)  # [panel, width, PANEL, 1]
+        self.n_params, self.n_bytes = n_out * n_in, 4 * self.values.numel()
+        self._matrix = Matrix(at(self.values), None, n_in, self.width, 1, n_out)
         self.address = ctypes.addressof(self._matrix)
+
+    def fill(self, first: int, rows: Tensor | Stored) -> None:
+        """See Packed."""
+        unpack(rows, matrix=self.address, first=first)
+
+    @staticmethod
+    def decode(found: Tensor | Stored, place: Tensor) -> None:
+        """See Packed."""
+        decode(found, place)
 
     @staticmethod
     def rows(n_rows: int, n: int) -> Rows:
@@ -184,6 +217,27 @@ class Float32Weight:
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """See Packed."""
         return multiply(prepared(x.contiguous(), self.rows(*x.shape)), self, bias)
+
+
+def decode(found: Tensor | Stored, place: Tensor) -> None:
+    """Copy a tensor of a checkpoint to a plain float32 one."""
+    if isinstance(found, Stored) and len(found.shape) == 2:
+        unpack(found, y=place)
+    else:
+        place.copy_(found if isinstance(found, Tensor) else found.decoded())
+
+
+def unpack(found: Tensor | Stored, y: Tensor | None = None, matrix: int | None = None, first: int = 0) -> None:
+    """Decode a matrix [n, in] of a checkpoint into y, or pack it as the outputs of a Matrix from `first` on."""
+    if isinstance(found, Stored):
+        raw, kind, n_heads = found.raw, int(found.info.kind), found.n_heads
+    else:
+        raw = found.contiguous() if found.dtype in GGML_TYPES else found.float().contiguous()
+        kind, n_heads = GGML_TYPES[raw.dtype], 0
+    done = library().unpack(n_threads(), kind, at(raw), *found.shape, n_heads, at(y), matrix, first)
+    if not done:
+        assert isinstance(found, Stored), kind
+        unpack(found.decoded(), y, matrix, first)
 
 
 def prepared(x: Tensor, rows: Rows, norm: Tensor | None = None, eps: float = 0.0) -> Rows:
@@ -205,9 +259,11 @@ def multiply(rows: Rows, weight: CPUWeight, bias: Tensor | None) -> Tensor:
     return y
 
 
-def panels(weight: Tensor) -> Tensor:  # [out, width] -> [panel, PANEL, width]
-    """A matrix as panels of outputs, the last one padded with zeros."""
-    return F.pad(weight, (0, 0, 0, -len(weight) % PANEL)).view(-1, PANEL, weight.shape[1])
+def panels(n_out: int, n: int, together: int, dtype: torch.dtype) -> Tensor:  # [panel, n, PANEL, together]
+    """An empty matrix as panels of outputs, the last one padded with zeros."""
+    made = torch.empty(-(-n_out // PANEL), n, PANEL, together, dtype=dtype)
+    made[n_out // PANEL :].zero_()
+    return made
 
 
 def wide(n: int) -> int:

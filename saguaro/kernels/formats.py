@@ -8,8 +8,7 @@ import torch
 
 from saguaro.errors import ConfigError
 from saguaro.kernels import native
-from saguaro.kernels.cpu import CPUProducts, Float32Weight, Int8Weight
-from saguaro.model.linear import Packed
+from saguaro.kernels.cpu import CPUProducts, CPUWeight, Float32Weight, Int8Weight
 from saguaro.model.products import COMPOSED, Products
 from saguaro.model.transformer import Transformer
 from saguaro.types import Progress
@@ -28,7 +27,7 @@ class Format:
     """A weight format."""
 
     dtype: torch.dtype  # of the computation, of keys and values, and of weights that are not packed
-    kind: Callable[..., Packed] | None = None  # the packed form; None: plain tensors
+    kind: type[CPUWeight] | None = None  # the packed form; None: plain tensors
     products: Callable[[Any], Products] = lambda _: COMPOSED  # that read this kind
     fault: Callable[[torch.device], str] = lambda _: ""  # why the packed form cannot be used here; empty: it can
     is_optional: bool = False  # plain tensors have the same values, and are used where the packed form cannot be
@@ -77,17 +76,17 @@ def computed_in(name: str) -> torch.dtype:
     return FORMATS[name].dtype
 
 
-def packs(name: str, device: torch.device) -> bool:
-    """Whether a model of this format is packed on this device; if so it can be loaded with by_rows."""
-    return FORMATS[name].kind is not None and not FORMATS[name].fault(device)
+def packed_kind(name: str, device: torch.device) -> type[CPUWeight] | None:
+    """The packed form of this format on this device; None: plain tensors."""
+    return None if FORMATS[name].fault(device) else FORMATS[name].kind
 
 
 def ready(model: Transformer, name: str, progress: Progress = lambda *_: None) -> Transformer:
-    """The model in this format, packed in place where it has a packed form. A packed model is unchanged."""
-    chosen = FORMATS[name]
-    if model.packed or chosen.kind is None:
+    """The model in this format, packed in place where it has a packed form. A model that is ready is unchanged."""
+    if model.products is not COMPOSED:
         return model
     check_format(name, model.device)
-    if packs(name, model.device):
-        model.pack(chosen.kind, chosen.products(chosen.kind), name, progress)
+    kind = packed_kind(name, model.device)
+    if kind is not None:
+        model.pack(kind, FORMATS[name].products(kind), name, progress)
     return model

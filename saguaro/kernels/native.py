@@ -40,6 +40,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "write_rows": [_I, _P, _P, _I, _P, _P, _P, _F, _I, _I, _P, _P, _P],
     "attend": [_I, _P, _I, _I, _I, _I, _I, _F, _P, _P, _I, _P, _P, _P],
     "forward": [_I, _P, _P, _P],
+    "unpack": [_I, _I, _P, _I, _I, _I, _P, _P, _I],
     "rank": [_I, _P, _I, _I, _I, _P, _P, _P, _I, _I, _P, _P],
 }
 
@@ -95,7 +96,7 @@ def _load(compiler: str, folder: Path) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     for function, arguments in _ARGUMENTS.items():
         getattr(found, function).argtypes, getattr(found, function).restype = arguments, None
-    found.advance.restype = found.settle.restype = _I
+    found.advance.restype = found.settle.restype = found.unpack.restype = _I
     return found
 
 

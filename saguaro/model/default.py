@@ -89,7 +89,11 @@ def convert(gguf: Path, folder: Path) -> None:
     model = GGUFModel(gguf)
     config = {**model.config(), "torch_dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    save_file(dict(model.tensors()), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {name: found.decoded() for name, found in model.tensors()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     wrap_gguf_tokenizer(model).save_pretrained(folder)
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     (folder / "saguaro.json").write_text(json.dumps({"source_sha256": GGUF_SHA256, "files": files}, indent=2))

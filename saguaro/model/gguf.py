@@ -1,15 +1,15 @@
 """GGUF files: metadata as a ModelSpec, tensors under Hugging Face names.
 
-Tensors are dequantised one at a time. llama.cpp stores the query and key rows of Llama with the two rope halves
-interleaved; this module restores their order.
+Tensors are read one at a time. llama.cpp stores the query and key rows of Llama with the two rope halves interleaved;
+decoding restores their order.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from saguaro.errors import CorruptModel, ModelNotFound, UnsupportedModel
@@ -18,6 +18,7 @@ from saguaro.model.files import brief, is_there
 from saguaro.model.gguf_header import TensorInfo, read_header
 from saguaro.model.hf_config import parse_spec
 from saguaro.model.shapes import Shapes
+from saguaro.model.stored import Stored, read_stored
 
 ROPE_FREQS = "rope_freqs.weight"
 ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
@@ -139,17 +140,12 @@ class GGUFModel:
         held = ((self._rename(name), info.shape) for name, info in self.infos.items() if name != ROPE_FREQS)
         Shapes(self.spec).check(held, self.path, "its metadata")
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight in float32, with its Hugging Face name and row order."""
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        """Every weight, with its Hugging Face name."""
         for info in self.infos.values():
-            if info.name == ROPE_FREQS:
-                continue  # see rope_factors
-            name, weight = self._rename(info.name), self._read(info)
-            if self.family == "llama" and name.endswith(
-                ("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")
-            ):
-                weight = self._unpermute(weight, self.spec.n_heads if ".q_proj." in name else self.spec.n_kv_heads)
-            yield name, weight
+            if info.name != ROPE_FREQS:  # see rope_factors
+                name = self._rename(info.name)
+                yield name, read_stored(self.path, info, self._n_interleaved(name))
 
     def rope_factors(self) -> Tensor | None:
         """Per-frequency divisors of the rotary base: how a GGUF file stores llama3 rope scaling. [d / 2] float32"""
@@ -160,21 +156,13 @@ class GGUFModel:
             raise CorruptModel(
                 f"{self.path} holds {list(shape)} divisors of rotations; there are {n}: download it again"
             )
-        return self._read(self.infos[ROPE_FREQS])
+        return read_stored(self.path, self.infos[ROPE_FREQS]).decoded()
 
-    def _read(self, info: TensorInfo) -> Tensor:
-        from gguf import dequantize
-
-        # Read, not mapped: pages of a mapped file would stay in memory.
-        raw = np.fromfile(self.path, np.uint8, info.n_bytes, offset=info.offset)
-        try:
-            values = dequantize(raw.reshape(info.byte_shape), info.kind)
-        except NotImplementedError as e:
-            raise UnsupportedModel(
-                f"{self.path} holds {info.name!r} as {info.kind.name}, which Saguaro does not read; "
-                "use another quantisation of the model"
-            ) from e
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    def _n_interleaved(self, name: str) -> int:
+        """See Stored.n_heads."""
+        if self.family != "llama" or not re.search(r"\.[qk]_proj\.", name):
+            return 0
+        return self.spec.n_heads if ".q_proj." in name else self.spec.n_kv_heads
 
     def _value(self, key: str, default: object) -> Any:
         found = self.get(key, default)
@@ -227,12 +215,6 @@ class GGUFModel:
         raise UnsupportedModel(
             f"{self.path} holds tensor {brief(name)}, which {ARCHITECTURES[self.family]} does not have"
         )
-
-    @staticmethod
-    def _unpermute(weight: Tensor, n_heads: int) -> Tensor:  # [h * d, in] (or [h * d])
-        rest = weight.shape[1:]
-        pairs = weight.view(n_heads, weight.shape[0] // n_heads // 2, 2, *rest)
-        return pairs.transpose(1, 2).reshape(weight.shape)
 
 
 def _short(value: float) -> float:

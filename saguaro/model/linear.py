@@ -6,20 +6,49 @@ as in the checkpoints. A packed weight is an object that computes its own produc
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from saguaro.model.stored import Stored
+
 
 class Packed(Protocol):
-    """A weight in a format of its own, made from a tensor [out, in]."""
+    """A weight [out, in] in a format of its own."""
 
     n_params: int
     n_bytes: int
 
+    @classmethod
+    def empty(cls, n_out: int, n_in: int) -> "Packed":
+        """A weight that `fill` fills."""
+
+    @staticmethod
+    def decode(found: Tensor | Stored, place: Tensor) -> None:
+        """Copy a tensor of a checkpoint to a plain one beside such weights."""
+
+    def fill(self, first: int, rows: Tensor | Stored) -> None:
+        """Pack a matrix [n, in] of a checkpoint as the outputs from `first` on."""
+
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x @ W + bias: [T, in] -> [T, out]."""
+
+
+@dataclass(frozen=True)
+class PackedPart:
+    """The outputs of a packed weight that one matrix of a checkpoint fills."""
+
+    weight: Packed
+    first: int
+    n: int
+
+    def fill(self, found: Tensor | Stored) -> None:  # [n, in]
+        """Pack the matrix."""
+        assert found.shape[0] == self.n, (found.shape, self.n)
+        self.weight.fill(self.first, found)
 
 
 class Linear(nn.Module):
@@ -51,12 +80,22 @@ class Linear(nn.Module):
         return torch.addmm(x if self.bias is None else x + self.bias, y, self.weight)
 
     def places(self) -> dict[str, Tensor]:
-        """Checkpoint name -> the [out, in] (or [out]) view that the tensor fills."""
+        """Checkpoint name -> the [out, in] (or [out]) view that the tensor fills; not of a packed weight."""
         names, widths = list(self._parts), list(self._parts.values())
-        views = {f"{name}.weight": one for name, one in zip(names, self.matrix.data.t().split(widths), strict=True)}
+        views = {}
+        if isinstance(self.weight, Tensor):
+            views = {f"{name}.weight": one for name, one in zip(names, self.matrix.data.t().split(widths), strict=True)}
         if self.bias is not None:
             views |= {f"{name}.bias": one for name, one in zip(names, self.bias.data.split(widths), strict=True)}
         return views
+
+    def packed_parts(self) -> dict[str, PackedPart]:
+        """Checkpoint name -> the part of a packed weight that the matrix fills."""
+        if isinstance(self.weight, Tensor):
+            return {}
+        firsts = accumulate(self._parts.values(), initial=0)
+        named = zip(self._parts.items(), firsts, strict=False)
+        return {f"{name}.weight": PackedPart(self.weight, first, n) for (name, n), first in named}
 
     def pack(self, kind: Callable[[Tensor], Packed]) -> None:
         """Replace the plain weight by kind(weight [out, in])."""

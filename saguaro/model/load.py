@@ -1,6 +1,7 @@
 """Find and load a model by name: a local folder, a .gguf file, or a Hub id."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from saguaro.errors import CapacityError, CorruptModel, DownloadError, ModelNotF
 from saguaro.model.files import AGAIN, brief, is_there, read_json, shortened
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.hf_config import read_spec
+from saguaro.model.linear import Packed
 from saguaro.model.shapes import EMBEDDING, Shapes
 from saguaro.model.spec import ModelSpec
+from saguaro.model.stored import Stored
 from saguaro.model.token_map import FILE as TOKEN_MAP
 from saguaro.model.token_map import read_token_map
 from saguaro.model.transformer import Transformer
-from saguaro.model.weights import fill, read_tensor, safetensors_in, shapes_in_folder
+from saguaro.model.weights import decode, fill, read_tensor, safetensors_in, shapes_in_folder
 from saguaro.types import Progress
 
 TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "config.json", "*.jinja"]
@@ -78,16 +81,16 @@ def load(
     path: Path,
     device: torch.device,
     dtype: torch.dtype,
-    by_rows: bool = False,
+    kind: type[Packed] | None = None,
     progress: Progress = lambda *_: None,
 ) -> Loaded:
-    """Build the transformer and fill it from the folder or .gguf file at path; by_rows: see Layout."""
+    """Build the transformer and fill it from the folder or .gguf file at path; kind: see Layout."""
     if path.suffix == ".gguf":
         source = GGUFModel(path)
         source.check_shapes()
         factors = source.rope_factors()
-        model = _allocate(source.spec, device, dtype, by_rows=by_rows)
-        fill(model, source.tensors(), progress)
+        model = _allocate(source.spec, device, dtype, kind=kind)
+        fill(model, source.tensors(), progress, _decode_of(kind))
         if factors is not None:
             model.frequencies = model.frequencies / factors.to(device)
     else:
@@ -99,8 +102,8 @@ def load(
         spec = read_spec(path)
         token_map = read_token_map(path, spec.n_vocab)
         Shapes(spec, None if token_map is None else len(token_map)).check(shapes_in_folder(path), path)
-        model = _allocate(spec, device, dtype, token_map, by_rows)
-        fill(model, safetensors_in(path), progress)
+        model = _allocate(spec, device, dtype, token_map, kind)
+        fill(model, safetensors_in(path), progress, _decode_of(kind))
     _check_frequencies(model.frequencies, path)
     return Loaded(name, path, model)
 
@@ -126,7 +129,12 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 def load_borrower(
-    path: Path, target: Path, embedding: Tensor, device: torch.device, dtype: torch.dtype, by_rows: bool = False
+    path: Path,
+    target: Path,
+    embedding: Tensor,
+    device: torch.device,
+    dtype: torch.dtype,
+    kind: type[Packed] | None = None,
 ) -> Transformer:
     """Load a draft that uses its target's embedding, [V, D] on this device and in this dtype."""
     spec = read_spec(path)
@@ -139,8 +147,8 @@ def load_borrower(
     if token_map is None:
         raise CorruptModel(f"{path} borrows its target's embedding and has no {TOKEN_MAP}; write the draft again")
     Shapes(spec, len(token_map), is_lent=True).check(shapes_in_folder(path), path)
-    model = borrower(spec, token_map, embedding, device, dtype, by_rows)
-    fill(model, safetensors_in(path))
+    model = borrower(spec, token_map, embedding, device, dtype, kind)
+    fill(model, safetensors_in(path), decode=_decode_of(kind))
     frequencies = _about(path).get("frequencies")
     if frequencies is not None:
         model.frequencies = _as_frequencies(frequencies, spec, path).to(device)
@@ -169,34 +177,48 @@ def borrower(
     embedding: Tensor,
     device: torch.device,
     dtype: torch.dtype,
-    by_rows: bool = False,
+    kind: type[Packed] | None = None,
 ) -> Transformer:
     """An empty model with a reduced head, token_map [head rows], that shares the embedding [V, D] of another model."""
-    model = _allocate(replace(spec, n_vocab=1), device, dtype, token_map, by_rows)  # its own embedding is discarded
+    model = _allocate(replace(spec, n_vocab=1), device, dtype, token_map, kind)  # its own embedding is discarded
     model.spec = spec
     del model.embedding
     model.embedding = embedding
     return model
 
 
-def read_embedding(path: Path, device: torch.device, dtype: torch.dtype) -> nn.Parameter:  # [V, D]
+def read_embedding(
+    path: Path, device: torch.device, dtype: torch.dtype, kind: type[Packed] | None = None
+) -> nn.Parameter:  # [V, D]
     """The embedding of the model at path; other tensors are not read."""
+    found: Tensor | Stored
     if path.suffix == ".gguf":
         source = GGUFModel(path)
         source.infos = {name: info for name, info in source.infos.items() if name == "token_embd.weight"}
         found = next(weight for _, weight in source.tensors())
     else:
         found = read_tensor(path, EMBEDDING)
-    if found.dim() != 2:
+    if len(found.shape) != 2:
         raise CorruptModel(f"{path} holds an embedding of shape {list(found.shape)}; it has two sizes: {AGAIN}")
-    return nn.Parameter(found.to(device, dtype), requires_grad=False)
+    embedding = torch.empty(found.shape, device=device, dtype=dtype)
+    _decode_of(kind)(found, embedding)
+    return nn.Parameter(embedding, requires_grad=False)
+
+
+def _decode_of(kind: type[Packed] | None) -> Callable[[Tensor | Stored, Tensor], None]:
+    """How tensors that are not packed are decoded."""
+    return decode if kind is None else kind.decode
 
 
 def _allocate(
-    spec: ModelSpec, device: torch.device, dtype: torch.dtype, token_map: Tensor | None = None, by_rows: bool = False
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    token_map: Tensor | None = None,
+    kind: type[Packed] | None = None,
 ) -> Transformer:
     try:
-        return Transformer(spec, device, dtype, token_map, by_rows)
+        return Transformer(spec, device, dtype, token_map, kind)
     except RuntimeError as e:  # torch's out-of-memory errors, on any device
         reason = str(e).splitlines()[0]
         raise CapacityError(

@@ -65,7 +65,7 @@ class Transformer(nn.Module):
         device: torch.device,
         dtype: torch.dtype,
         token_map: Tensor | None = None,  # [head rows] int64: the token of each row of a reduced head
-        by_rows: bool = False,  # see Layout
+        kind: type[Packed] | None = None,  # see Layout
     ) -> None:
         super().__init__()
         self.spec, self.device, self.dtype = spec, device, dtype
@@ -73,11 +73,13 @@ class Transformer(nn.Module):
         self.format = str(dtype).removeprefix("torch.")  # of the weights; see saguaro.kernels.formats
         self.token_map = None if token_map is None else token_map.to(device)
         n_head = spec.n_vocab if token_map is None else len(token_map)
-        layout = Layout(device, dtype, by_rows)
+        layout = Layout(device, dtype, kind)
         self.head = layout.linear(spec.hidden, {"lm_head": n_head})
-        self.embedding: Tensor = self.head.matrix.t()  # [V, D]: a view of the head when tied
         self.is_tied = spec.is_tied and token_map is None
-        if not self.is_tied:
+        self.embedding: Tensor  # [V, D]: a view of a plain head when tied
+        if self.is_tied and kind is None:
+            self.embedding = self.head.matrix.t()
+        else:
             self.embedding = nn.Parameter(
                 torch.empty(spec.n_vocab, spec.hidden, device=device, dtype=dtype), requires_grad=False
             )
@@ -118,16 +120,13 @@ class Transformer(nn.Module):
     def pack(
         self, kind: Callable[[Tensor], Packed], products: Products, name: str, progress: Progress = lambda *_: None
     ) -> None:
-        """Pack all matrices, one at a time, to the format of this name, which these products read."""
-        if self.is_tied:
+        """Pack all matrices that are plain, one at a time, to the format of this name, which these products read."""
+        if self.is_tied and isinstance(self.head.weight, Tensor):
             self.embedding = nn.Parameter(self.head.matrix.t().contiguous(), requires_grad=False)
-        parts = [*self.layers, self.head]
-        for n_done, part in enumerate(parts):
-            progress("packing weights", n_done, len(parts))
-            for linear in part.modules():
-                if isinstance(linear, Linear):
-                    linear.pack(kind)
-        progress("packing weights", len(parts), len(parts))
+        plain = [part for part in self.modules() if isinstance(part, Linear) and isinstance(part.weight, Tensor)]
+        for n_done, linear in enumerate(plain, 1):
+            linear.pack(kind)
+            progress("packing weights", n_done, len(plain))
         self.products, self.format = products, name
 
     def without(self, dropped: Sequence[int]) -> "Transformer":

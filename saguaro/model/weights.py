@@ -1,6 +1,7 @@
 """Fill a Transformer from safetensors or GGUF, one tensor at a time: there is never a second full copy.
 
-`destinations` maps every tensor of a Hugging Face checkpoint to its slice of our fused weights.
+`destinations` maps every tensor of a Hugging Face checkpoint to its slice of our fused weights. Packed weights have no
+plain copy: they are packed from the bytes of the file.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,27 +15,56 @@ from torch import Tensor
 
 from saguaro.errors import CorruptModel, ModelError, ModelNotFound
 from saguaro.model.files import AGAIN, is_there, neighbour, read_json, shortened
+from saguaro.model.linear import Linear, PackedPart
 from saguaro.model.rounded import Shape, restored, shapes_in
-from saguaro.model.shapes import EMBEDDING, is_ignored
+from saguaro.model.shapes import EMBEDDING, HEAD, is_ignored
+from saguaro.model.stored import Stored
 from saguaro.model.transformer import Layer, Transformer
 from saguaro.types import Progress
 
 
+def decode(found: Tensor | Stored, place: Tensor) -> None:
+    """Copy a tensor of a checkpoint to its place, in the place's dtype."""
+    place.copy_(found if isinstance(found, Tensor) else found.decoded())
+
+
 @torch.no_grad()
-def fill(model: Transformer, tensors: Iterable[tuple[str, Tensor]], progress: Progress = lambda *_: None) -> None:
+def fill(
+    model: Transformer,
+    tensors: Iterable[tuple[str, Tensor | Stored]],
+    progress: Progress = lambda *_: None,
+    decode: Callable[[Tensor | Stored, Tensor], None] = decode,
+) -> None:
     """Copy every tensor into the model. `Shapes.check` has verified names and shapes before."""
-    places = destinations(model)
-    for n_done, (name, tensor) in enumerate(tensors):
-        progress("loading weights", min(n_done, len(places)), len(places))
+    places, packed = destinations(model), packed_parts(model)
+    n_places = len({*places, *packed})
+    for n_done, (name, found) in enumerate(tensors):
+        progress("loading weights", min(n_done, n_places), n_places)
         if is_ignored(name, model.is_tied):
             continue
-        assert places[name].shape == tensor.shape, (name, tensor.shape)
-        places[name].copy_(tensor)  # converts as it copies
-    progress("loading weights", len(places), len(places))
+        assert name in places or name in packed, name
+        if name in places:
+            assert places[name].shape == found.shape, (name, found.shape)
+            decode(found, places[name])
+        if name in packed:
+            packed[name].fill(found)
+    progress("loading weights", n_places, n_places)
+
+
+def packed_parts(model: Transformer) -> dict[str, PackedPart]:
+    """Hugging Face tensor name -> the part of a packed weight that it fills; a tied embedding has a place too."""
+    found = model.head.packed_parts()
+    if model.is_tied and found:
+        found = {EMBEDDING: found[HEAD]}
+    for index, layer in enumerate(model.layers):
+        for part in layer.modules():
+            if isinstance(part, Linear):
+                found |= {f"model.layers.{index}.{name}": own for name, own in part.packed_parts().items()}
+    return found
 
 
 def destinations(model: Transformer) -> dict[str, Tensor]:
-    """Hugging Face tensor name -> the [out, in] (or [n]) view it fills."""
+    """Hugging Face tensor name -> the [out, in] (or [n]) view it fills; of plain weights."""
     places = {EMBEDDING: model.embedding.data, **model.norm.places()}
     if not model.is_tied:
         places |= model.head.places()

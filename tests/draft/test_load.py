@@ -15,9 +15,9 @@ from saguaro.config import DraftConfig
 from saguaro.distill.student import make_student, save_student
 from saguaro.draft.load import dropped_layers, load_draft, read_draft
 from saguaro.errors import ConfigError, CorruptModel, ModelNotFound, TokenizerMismatch, UnsupportedModel
-from saguaro.model.gguf import GGUFModel
 from saguaro.model.gguf_header import TensorInfo
 from saguaro.model.load import load
+from saguaro.model.stored import Stored, read_stored
 from saguaro.model.tiny import EOS, tiny_model, write_tiny
 from saguaro.model.transformer import Transformer
 from saguaro.model.weights import read_tensor
@@ -267,17 +267,16 @@ def test_only_the_embedding_is_read_where_the_target_is_not_at_hand(
 
 def watch_reading(monkeypatch: pytest.MonkeyPatch, read: list[str]) -> None:
     """Note what is read of the target."""
-    of_gguf = GGUFModel._read
 
-    def read_gguf(self: GGUFModel, info: TensorInfo) -> Tensor:
+    def read_gguf(path: Path, info: TensorInfo, n_heads: int) -> Stored:
         read.append(info.name)
-        return of_gguf(self, info)
+        return read_stored(path, info, n_heads)
 
     def read_folder(folder: Path, name: str) -> Tensor:
         read.append(name)
         return read_tensor(folder, name)
 
-    monkeypatch.setattr(GGUFModel, "_read", read_gguf)
+    monkeypatch.setattr("saguaro.model.gguf.read_stored", read_gguf)
     monkeypatch.setattr("saguaro.model.load.read_tensor", read_folder)
 
 

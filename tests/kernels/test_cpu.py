@@ -13,7 +13,7 @@ from torch import Tensor
 from saguaro.errors import ConfigError
 from saguaro.kernels import cpu, native
 from saguaro.kernels.cpu import CPUProducts, CPUWeight, Float32Weight, Int8Weight, Rows, mixed, multiply, prepared
-from saguaro.kernels.formats import packs, ready
+from saguaro.kernels.formats import packed_kind, ready
 from saguaro.kernels.native import at, library
 from saguaro.model.linear import Linear
 from saguaro.model.load import load
@@ -290,10 +290,11 @@ class TestLibrary:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_model_loaded_by_rows_is_packed_to_the_same_bytes(tied: bool, tmp_path: Path) -> None:
+def test_a_model_packed_as_it_is_loaded_has_the_same_bytes(tied: bool, tmp_path: Path) -> None:
     path, device = write_tiny(tmp_path / "tiny", "llama", tied=tied), torch.device("cpu")
-    ways = [ready(load("tiny", path, device, torch.float32, by_rows).model, "int8") for by_rows in (False, True)]
-    assert packs("int8", device)
+    kinds = (None, packed_kind("int8", device))
+    ways = [ready(load("tiny", path, device, torch.float32, kind).model, "int8") for kind in kinds]
+    assert kinds[1] is Int8Weight
     assert torch.equal(ways[0].embedding, ways[1].embedding)
     for one, other in zip(ways[0].packed, ways[1].packed, strict=True):
         assert isinstance(one, Int8Weight)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from saguaro.errors import ConfigError
 from saguaro.kernels import native
 from saguaro.kernels.cpu import CPUProducts, Float32Weight
-from saguaro.kernels.formats import FORMATS, find_format, packs, ready
+from saguaro.kernels.formats import FORMATS, find_format, packed_kind, ready
 from saguaro.model.linear import Linear
 from saguaro.model.load import load
 from saguaro.model.norm import Norm
@@ -37,7 +37,7 @@ def test_a_format_that_is_not_there(name: str, said: str) -> None:
 def test_int8_is_refused_where_it_cannot_be_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load("tiny", write_tiny(tmp_path, "llama"), CPU, torch.float32).model
     monkeypatch.setattr(native, "find", lambda: "no C compiler was found; install gcc")
-    assert not packs("int8", CPU)
+    assert packed_kind("int8", CPU) is None
     assert find_format("auto", CPU) == "float32"
     assert not ready(model, "float32").packed
     with pytest.raises(ConfigError, match=r"dtype is int8 and .* no C compiler was found; install gcc; use float32"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 import bench.grown
 from bench.grown import SHAPES, Grown, Shape, agreement, choices, find_epsilon, forward, grow, place_heads
@@ -103,8 +104,10 @@ def test_frequencies_that_no_config_tells(source: Transformer, tmp_path: Path) -
 
 
 def test_weights_in_the_memory_order_of_a_gpu(source: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix = Layout.matrix
-    monkeypatch.setattr(Layout, "matrix", lambda self, n_in, n_out: matrix(replace(self, by_rows=True), n_in, n_out))
+    def by_outputs(self: Layout, n_in: int, n_out: int) -> Parameter:
+        return Parameter(torch.empty(n_out, n_in, dtype=self.dtype).t(), requires_grad=False)
+
+    monkeypatch.setattr(Layout, "matrix", by_outputs)
     grown = grow_small(source)
     assert not grown.model.head.matrix.is_contiguous()
     assert_same_function(grown.model, source)

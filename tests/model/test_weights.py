@@ -126,13 +126,15 @@ _MEASURE = """
 import sys
 from pathlib import Path
 import torch
+from saguaro.kernels.formats import packed_kind
 from saguaro.model.load import load
 
 def kib(key):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key))
 
 before = kib("VmRSS")
-loaded = load("big", Path(sys.argv[1]), torch.device("cpu"), torch.float32)
+kind = packed_kind("int8", torch.device("cpu")) if "packed" in sys.argv else None
+loaded = load("big", Path(sys.argv[1]), torch.device("cpu"), torch.float32, kind)
 print(1024 * before, 1024 * kib("VmHWM"), loaded.weight_bytes)
 """
 
@@ -158,3 +160,15 @@ def test_loading_makes_no_second_copy(big: Any, source: str) -> None:
     baseline, peak, weights = map(int, output.split())
     assert weights > 200e6
     assert 0.9 * weights < peak - baseline < 1.3 * weights
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_packed_model_has_no_plain_copy(big: Any) -> None:
+    """Beside the packed weights there is one tensor of the file, of at most 17 MB, and what the libraries take."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_gguf(Path(folder) / "big.gguf", big)
+        command = [sys.executable, "-c", _MEASURE, str(path), "packed"]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    baseline, peak, weights = map(int, output.split())
+    assert 50e6 < weights < 60e6
+    assert 0.9 * weights < peak - baseline < 2 * weights

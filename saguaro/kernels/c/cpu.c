@@ -18,6 +18,7 @@
 #include "vector.h"
 #include "rows.h"
 #include "products.h"
+#include "stored.h"
 #include "attention.h"
 #include "forward.h"
 #include "ranking.h"
