@@ -25,6 +25,8 @@ demo: $(VENV)/.installed
 demo-prepare: $(VENV)/.installed
 	$(BIN)/saguaro compare --prompt "$(PROMPT)" --methods sd,ssd --lookahead 3 --link process --prepare always --temperature 0 --max-tokens 128
 
+# Bytecode is written whatever the environment says: the tests start hundreds of processes.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ from saguaro.cli.args import (
     StructuredArgs,
 )
 from saguaro.errors import ConfigError
+from saguaro.method import find_method
 
 if TYPE_CHECKING:
     from saguaro.llm import LLM
@@ -234,6 +235,23 @@ Command = (
     | Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Distill, tyro.conf.subcommand("distill")]
 )
+
+
+def check(command: AnyCommand) -> None:
+    """Refuse settings that are never valid. This needs no torch, whose import takes a second."""
+    for part in vars(command).values():
+        match part:
+            case EngineArgs():
+                if part.config().method != "auto":
+                    find_method(part.method)
+            case SamplingArgs():
+                part.params()
+            case RecipeArgs():
+                part.recipe()
+            case LimitArgs():
+                part.limits()
+            case ParserArgs():
+                part.parsers()
 
 
 def load(which: ModelArgs, engine: EngineArgs, *, is_logged: bool = False, **more: Any) -> "LLM":

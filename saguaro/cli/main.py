@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tyro
 
-from saguaro.cli.commands import AnyCommand, Bench, Chat, Command, Compare, Distill, Generate, Info, Serve
+from saguaro.cli.commands import AnyCommand, Bench, Chat, Command, Compare, Distill, Generate, Info, Serve, check
 from saguaro.errors import SaguaroError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of writing standard output
@@ -74,7 +74,8 @@ def parse(argv: Sequence[str]) -> AnyCommand:
 
 
 def run(command: AnyCommand) -> int:
-    """Run a command and return its exit status. Imports only that command's module."""
+    """Run a command and return its exit status. Imports only that command's module, after a check of the settings."""
+    check(command)
     match command:
         case Generate():
             from saguaro.cli.generate import generate

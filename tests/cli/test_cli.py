@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from saguaro.cli.main import parse
+from saguaro.cli.main import main, parse
 from saguaro.model.tiny import write_tiny
 
 SAGUARO = [sys.executable, "-m", "saguaro"]
@@ -116,12 +116,30 @@ def test_generate_writes_rounds_and_colours_without_changing_the_text(tiny: str,
         (["generate", "--promt", "x"], "--prompt"),
     ],
 )
-def test_mistakes_are_explained(args: list[str], message: str) -> None:
-    done = saguaro(*args)
-    assert done.returncode == 2
-    assert message in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+def test_mistakes_are_explained(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert message in " ".join(said.err.split())
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["generate", "--prompt", "x", "--method", "arr"], "method is 'arr'"),
+        (["bench", "--temperature", "-1"], "temperature is -1.0"),
+        (["serve", "--max-waiting", "-1"], "max_waiting is -1"),
+        (["serve", "--tool-call-parser", "none-such"], "tool_call_parser is 'none-such'"),
+        (["distill", "--out", "x", "--steps", "0"], "steps is 0"),
+    ],
+)
+def test_settings_are_checked_before_torch_is_loaded(args: list[str], message: str) -> None:
+    script = "import sys, saguaro.cli.main as cli\ntry: cli.main(sys.argv[1:])\nfinally: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "False\n")
+    assert done.stderr.startswith(f"saguaro: {message}")
 
 
 @pytest.mark.parametrize(

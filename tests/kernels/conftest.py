@@ -1,6 +1,7 @@
 """Where there is no GPU, kernels run in Triton's interpreter: it must be chosen before the first kernel is defined."""
 
 import os
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,6 +22,21 @@ def _let_loops_end_at_loaded_numbers() -> None:
     interpreter._patch_lang_tensor = patch_and_mend
 
 
+def _patch_the_language_once() -> None:
+    """The interpreter patches it again for every call within a kernel, and restores it after every kernel."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+
+    @cache
+    def patch_for_good(function: Any) -> Any:
+        scope = patch(function)
+        scope._changes.clear()  # nothing to restore
+        return scope
+
+    interpreter._patch_lang = patch_for_good
+
+
 def _let_rows_not_see_one_another() -> None:
     """The interpreter's dot is numpy's, which adds up in an order that depends on the machine and on the other rows."""
     from triton.runtime import interpreter
@@ -37,4 +53,5 @@ def _let_rows_not_see_one_another() -> None:
 if not torch.cuda.is_available() and find_spec("triton"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
     _let_loops_end_at_loaded_numbers()
+    _patch_the_language_once()
     _let_rows_not_see_one_another()
