@@ -265,6 +265,9 @@ class EngineConfig:
     """Reuse the keys and values of text computed before."""
     threads: int | None = None
     """CPU threads; None leaves torch's choice."""
+    learnt_dir: str = "auto"
+    """The folder in which measured times and acceptance are kept, so that a second start is fast from its first round;
+    none: they are not kept; auto: $SAGUARO_LEARNT, or `learnt` beside downloaded models."""
     tensor_parallel_size: int = 1
     """GPUs that share the target: 1. Tensor parallelism is not there yet."""
 
@@ -399,6 +402,10 @@ class DraftConfig:
     """Device of the draft model."""
     dtype: str = "float32"
     """Of the draft's weights; the same as the target's."""
+    learnt: str = ""
+    """The file of what was learnt before; empty: nothing is kept."""
+    learnt_facts: str = "{}"
+    """What it depends on, as JSON."""
 
     @property
     def most_nodes(self) -> int:

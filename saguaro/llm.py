@@ -51,7 +51,9 @@ class LLM:
         get_default_sampling_params: auto, the model's generation_config.json; vllm, none; or a folder with such a file.
         """
         config = build(EngineConfig, **settings)
-        config = replace(config, draft=default.draft_for(model, config.draft))
+        config = replace(
+            config, draft=default.draft_for(model, config.draft), learnt_dir=_learnt_dir(config, cache_dir)
+        )
         name = str(model) if model is not None else default.NAME
         if model is None:
             path = default.fetch_default(Path(cache_dir or default_cache()), progress or (lambda *_: None))
@@ -248,6 +250,13 @@ class Stream(Iterator[Delta]):
         self._n_open = 0
         self._end()
         self._llm.sweep()
+
+
+def _learnt_dir(config: EngineConfig, cache_dir: str | os.PathLike[str] | None) -> str:
+    """Where what is learnt is kept: the configured folder, $SAGUARO_LEARNT, or `learnt` in the cache; or none."""
+    if config.learnt_dir != "auto":
+        return config.learnt_dir
+    return os.environ.get("SAGUARO_LEARNT") or str(Path(cache_dir or default_cache()).absolute() / "learnt")
 
 
 def default_cache() -> Path:

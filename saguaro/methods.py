@@ -1,5 +1,7 @@
 """Builds the draft side of a method from its row in the table (saguaro.method)."""
 
+import json
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,7 @@ from saguaro.draft.growth import Shape
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.planner import make_planner
 from saguaro.draft.policy.critical import BatchSizeMisses
+from saguaro.draft.policy.kept import Kept
 from saguaro.draft.policy.learnt import Learnt
 from saguaro.draft.policy.misses import FixedMisses, MeasuredMisses, Misses, NoProposer
 from saguaro.draft.policy.policy import Policy
@@ -30,6 +33,8 @@ from saguaro.round import DraftSide
 from saguaro.target.grammar import Start
 from saguaro.target.sampler import Sampler
 
+log = logging.getLogger(__name__)
+
 N_CHILDREN = 8  # candidates kept after a node, at least
 
 __all__ = ["METHODS", "Method", "draft_shape", "draft_side", "find_method"]
@@ -47,13 +52,15 @@ def draft_side(
     primary: Proposer = NoProposer()
     if model is not None:
         drafter = primary = _tree_drafter(config, model, kernels)
+    policy, kept = _policy(config, primary, drafter)
     return DraftSide(
         drafter,
-        make_policy(config, primary),
+        policy,
         lookahead=config.most_nodes,
         n_vocab=config.n_vocab,
         start=start,
         read_s=config.read_s,
+        kept=kept,
     )
 
 
@@ -88,6 +95,24 @@ def _kv(config: DraftConfig, model: Transformer) -> KVPlan:
     n_tokens = config.n_tokens + config.max_rows * 2 * (config.lookahead + 1 + config.page_size)
     per_token = model.spec.kv_bytes_per_token(model.dtype)
     return KVPlan(-(-n_tokens // config.page_size), config.page_size, per_token, model.spec.max_length)
+
+
+def _policy(config: DraftConfig, primary: Proposer, drafter: Drafter) -> tuple[Policy, Kept | None]:
+    """The policy, as it was kept if it was, and where it will be kept."""
+    policy = make_policy(config, primary)
+    if not config.learnt:
+        return policy, None
+    kept = Kept(Path(config.learnt), json.loads(config.learnt_facts), policy.learnt.now)
+    state = kept.read()
+    if state is None:
+        return policy, kept
+    try:
+        policy.restore(state["policy"])
+        drafter.restore(state["drafter"])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
+        log.warning("%s is ignored, it is damaged: %r", kept.path, e)
+        return make_policy(config, primary), kept
+    return policy, kept
 
 
 def make_policy(config: DraftConfig, primary: Proposer) -> Policy:

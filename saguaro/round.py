@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from saguaro.draft.drafter import Drafter, Prepared
+from saguaro.draft.policy.kept import Kept
 from saguaro.draft.policy.policy import Policy
 from saguaro.draft.rows import DraftRow, DraftRows
 from saguaro.target.grammar import Start
@@ -151,10 +152,11 @@ class DraftSide:
         n_vocab: int,
         start: Start | None = None,
         read_s: float = math.inf,  # seconds per round for reading texts while rows decode
+        kept: Kept | None = None,  # what was learnt before, and will be
     ) -> None:
         self.rows = DraftRows(start)
         self.drafter, self.policy = drafter, policy
-        self._lookahead, self._n_vocab, self._read_s = lookahead, n_vocab, read_s
+        self._lookahead, self._n_vocab, self._read_s, self._kept = lookahead, n_vocab, read_s, kept
         self._is_awaited = False  # whether the last reply had any rows
         self._asked: list[DraftRow] = []
         self._outcome, self._prepared = Outcome.nothing(), (0.0, 0.0)
@@ -198,10 +200,18 @@ class DraftSide:
         if prepares or self.policy.reads:
             most_s = self._read_s if self._is_awaited else math.inf
             read_s = now() - began if self.drafter.read(list(self.rows), is_late, most_s) else 0.0
-        self.policy.spent(read_s, prepares)
+        is_due = self._kept is not None and self._kept.is_due
+        if is_due:
+            self.keep()
+        self.policy.spent(read_s, prepares, is_due)
         if prepares:
             self._made = self.drafter.prepare(self._asked, self._outcome, is_late)
         self._prepared = (began, now())
+
+    def keep(self) -> None:
+        """Write what was learnt, if there is a file for it."""
+        if self._kept is not None and self.policy.learnt.is_sure:
+            self._kept.write({"policy": self.policy.state(), "drafter": self.drafter.state()})
 
     def _prepared_in(self) -> Interval:
         """When the last preparation ran. On a device it continues after the launch."""

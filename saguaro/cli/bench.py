@@ -22,6 +22,7 @@ from saguaro.cli import commands
 from saguaro.cli.candidates import config_for, encoder, load_candidates, method_names
 from saguaro.cli.progress import progress_bar
 from saguaro.config import SamplingParams
+from saguaro.device.machine import cpu_model
 from saguaro.engine.results import raise_failure
 from saguaro.errors import ConfigError
 from saguaro.llm import LLM
@@ -140,20 +141,11 @@ def _circumstances(command: commands.Bench, llm: LLM, names: Sequence[str], n_pr
             "python": platform.python_version(),
         },
         "machine": {
-            "cpu": _cpu_model(),
+            "cpu": cpu_model(),
             "cores": os.cpu_count(),
             "gpu": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else None,
         },
     }
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        lines = []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:

@@ -5,8 +5,12 @@ candidate of such a share and rank is counted, and that rate is its probability.
 there, scores mean something else. Counts decay slowly and start from the share itself.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from saguaro.draft.policy.kept import numbers
 
 ODDS = (-8, -7, -6, -5, -4.5, -4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6)  # log-odds
 RANKS = (1, 2, 4)  # bin edges, like the log-odds of a share
@@ -47,11 +51,28 @@ class Chances:
         chance = self._rate[bins].clamp(LEAST, MOST).log()
         return chance.masked_fill(~scores.isfinite(), float("-inf")), bins
 
+    def state(self) -> list[list[float]]:
+        """To be kept (policy/kept.py)."""
+        found: list[list[float]] = self.counts.tolist()
+        return found
+
+    def restore(self, state: Any) -> None:
+        """Continue from kept counts."""
+        kept = [numbers(each, self.counts.shape[1]) for each in state]
+        hits, trials = torch.tensor(kept, dtype=torch.float32)
+        if bool((hits < 0).any()) or bool((hits > trials).any()):
+            raise ValueError("more hits than trials")
+        self.counts.copy_(torch.stack((hits, trials)))
+        self._refresh()
+
+    def _refresh(self) -> None:
+        hits, trials = self.counts
+        self._rate.copy_((hits + STRENGTH * self._prior) / (trials + STRENGTH))
+
     def learn(self, bins: Tensor, chosen: Tensor, is_trial: Tensor) -> None:  # [B, n, W], [B, n], [B, n, W]
         """Add these candidates of nodes, and which of a node's was the target's token; -1: none of them."""
         is_hit = torch.arange(bins.shape[2], device=bins.device) == chosen[..., None]
         counts = torch.stack((is_hit & is_trial, is_trial)).flatten(1).float()
         self.counts *= KEPT ** is_trial.flatten(1).any(1).sum()
         self.counts.index_add_(1, bins.flatten(), counts)
-        hits, trials = self.counts
-        self._rate.copy_((hits + STRENGTH * self._prior) / (trials + STRENGTH))
+        self._refresh()

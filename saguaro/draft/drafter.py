@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from saguaro.draft.policy.kept import State
 from saguaro.draft.rows import DraftRow, Wanted
 from saguaro.types import Outcome
 
@@ -43,6 +44,12 @@ class Drafter(Protocol):
     def warm(self, size: int) -> None:
         """Warm up for batches of this size."""
 
+    def state(self) -> State:
+        """What was learnt, to be kept (policy/kept.py)."""
+
+    def restore(self, state: State) -> None:
+        """Continue from a kept state."""
+
 
 class NoDrafter:
     """A drafter without a model. Prepares nothing."""
@@ -72,3 +79,10 @@ class NoDrafter:
 
     def warm(self, size: int) -> None:
         """Ignored."""
+
+    def state(self) -> State:
+        """Nothing to keep."""
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Nothing was kept."""

@@ -23,6 +23,7 @@ from saguaro.draft.chance import LEAST
 from saguaro.draft.drafter import Prepared
 from saguaro.draft.growth import Growth, Shape
 from saguaro.draft.planner import Planner
+from saguaro.draft.policy.kept import State
 from saguaro.draft.ranking import Draws
 from saguaro.draft.rows import DraftRow, GrowthBudget, Proposal, Wanted
 from saguaro.draft.texts import DraftTexts
@@ -178,6 +179,16 @@ class TreeDrafter(DraftTexts):
             self._landing.pop(row.slot, None)
             n = min(len(row.speculation), self._shape.lookahead)  # as many as were put into the tree
             self._in_flight[row.slot] = [AT_PLACE - 1 - k for k in range(n)]
+
+    def state(self) -> State:
+        """See Drafter."""
+        with self._stream():
+            return {"chances": self._growth.chances.state()}
+
+    def restore(self, state: State) -> None:
+        """See Drafter."""
+        with self._stream():
+            self._growth.chances.restore(state["chances"])
 
     def warm(self, size: int) -> None:
         """Capture the functions for batches of this size, with padding rows."""

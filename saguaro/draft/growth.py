@@ -152,7 +152,7 @@ class Growth:
         self._width = min(shape.n_children, n_known)
         n_slots = max_rows + 1  # the last is for padding
         self.trees = Trees.empty(n_slots, shape.places, self._width, shape.depth, device)
-        self._chances = Chances(self._width, device)
+        self.chances = Chances(self._width, device)
         self.tables = PageTables(max_rows, texts.longest, self._cache.page_size, device)
         self.lines = Mirror((size, FLIGHT + shape.lookahead + shape.most_text), torch.int64, device)
         self.found = Mirror((size, 1 + 4 * shape.nodes), torch.int64, device)  # is_hit; of nodes: see _return
@@ -313,7 +313,7 @@ class Growth:
         if self._kernels is None and self._by is not None:
             landed = (landing.is_tree, landing.is_hit, landing.root, landing.last, landing.chosen)
             sources, goes_to = native_grow.settle(
-                trees.without_root, trees.root, row, landed, self._chances.counts, self._chances.rates,
+                trees.without_root, trees.root, row, landed, self.chances.counts, self.chances.rates,
                 (KEPT, STRENGTH), rows.scratch, rows.pages, self._cache.page_size,
             )  # fmt: skip
             if len(sources):
@@ -325,7 +325,7 @@ class Growth:
         above = torch.cat((root[:, None], trees.path[row, landing.last]), 1)  # [B, D+1]
         known = row[:, None], above.clamp(min=0)
         is_trial = (landing.is_tree[:, None] & (above >= 0))[..., None] & (trees.score[known] > NEVER)
-        self._chances.learn(trees.bin[known], landing.chosen, is_trial)
+        self.chances.learn(trees.bin[known], landing.chosen, is_trial)
         is_moved = landing.is_tree[:, None] & (path >= 0)
         sources = rows.scratch[:, None] + path.clamp(min=0)
         old_text = trees.position[row, root] + 1
@@ -375,7 +375,7 @@ class Growth:
             self._advance(rows, (picked, ranked), 0, 0, is_chain=False)
             return
         tokens, scores = (each.view(*picked.place.shape, -1) for each in ranked)
-        chance, bins = self._chances(scores.float(), (rows.temperature == 0)[:, None])
+        chance, bins = self.chances(scores.float(), (rows.temperature == 0)[:, None])
         if self._draws_trees:
             chance = chance.cummin(-1).values
         expand(rows.trees, picked, (tokens, chance, bins))
@@ -391,7 +391,7 @@ class Growth:
             nodes = (old.index, old.is_real, old.place, old.position, old.depth, old.path, old.score)
         ranked = before[1] if before is not None else None
         found = self._by.advance(
-            trees.without_root, nodes, ranked, self._chances.table, trees.root, rows.which, rows.temperature,
+            trees.without_root, nodes, ranked, self.chances.table, trees.root, rows.which, rows.temperature,
             rows.scratch, (LEAST, MOST, SURE), LINEAGES, n, depth, is_chain, self._draws_trees,
         )  # fmt: skip
         return None if found is None else _Computed(Picked(*found[:8]), *found[8:])

@@ -4,19 +4,24 @@ On a GPU the memory is planned before allocation: weights are loaded, the worksp
 values of target and draft share the rest.
 """
 
+import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 import torch
 
+from saguaro import __version__
 from saguaro.algo.tree import nodes_at
 from saguaro.config import DraftConfig, EngineConfig, format_bytes
 from saguaro.device.affinity import Affinity, split_cores, usable_cores
 from saguaro.device.graphs import BUCKETS, bucket, guard
+from saguaro.device.machine import device_model
 from saguaro.draft.load import load_draft
+from saguaro.draft.policy.kept import file_name
 from saguaro.engine.preparation import Preparation, choose_preparation
 from saguaro.errors import CapacityError, ConfigError
 from saguaro.kernels.best import ranker_for
@@ -50,6 +55,7 @@ START_SECONDS = 600.0  # time limit for loading a draft
 INTER_TOKEN_S = {"cpu": 0.2, "cuda": 0.05}  # default of max_inter_token_ms, in seconds
 INTER_TOKEN_ROUNDS = 2.0  # or this many plain rounds, if they are longer: prompts must make progress
 INTER_TOKEN_MOST_S = {"cpu": 0.25, "cuda": 0.1}  # but never longer than this, in seconds
+FREE = ("n_tokens", "read_s", "generation", "tokenizer", "learnt", "learnt_facts")  # what was learnt holds for any
 READ_SHARE = 0.25  # the draft's share of that time, for reading texts
 
 
@@ -196,7 +202,7 @@ class Assembly:
         if not self.method.drafts:
             return NullLink()
         config = self._draft_config(kv.n_tokens)
-        config = replace(config, prepare=self._preparation().when)
+        config = self._kept(replace(config, prepare=self._preparation().when))
         if not uses_process(self.config, self.method, config.device):
             device = torch.device(config.device)
             with guard(device):
@@ -277,6 +283,25 @@ class Assembly:
             device=str(device),
             dtype=dtype,
         )
+
+    def _kept(self, config: DraftConfig) -> DraftConfig:
+        """The settings of the draft side, with the file of what was learnt."""
+        folder = self.config.learnt_dir
+        if folder in ("auto", "none"):  # an engine by itself knows no folder
+            return config
+        facts = {name: value for name, value in asdict(config).items() if name not in FREE}
+        facts |= {
+            "saguaro": __version__,
+            "cores": len(usable_cores()),
+            "threads": torch.get_num_threads(),
+            "target_on": device_model(self.target.model.device),
+            "target_dtype": self.target.model.format,
+            "draft_on": device_model(torch.device(config.device)),
+            "link": self.config.link,
+            "draft_threads": self.config.draft_threads,
+        }
+        facts = json.loads(json.dumps(facts))
+        return replace(config, learnt=str(Path(folder) / file_name(facts)), learnt_facts=json.dumps(facts))
 
     def _patience(self) -> LatencyBudget:
         """How long prompts may delay decoding rows."""

@@ -44,4 +44,5 @@ class Inline:
             self.side.prepare()
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Keep what was learnt."""
+        self.side.keep()

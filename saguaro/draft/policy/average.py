@@ -2,6 +2,9 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+from saguaro.draft.policy.kept import numbers
 
 
 @dataclass
@@ -37,6 +40,15 @@ class Average:
         """The mean; `before` is a prior with this weight."""
         n = self.n + weight
         return (self.total + weight * before) / n if n else before
+
+    def state(self) -> list[float]:
+        """To be kept (kept.py)."""
+        return [self.total, self.squares, self.n]
+
+    def restore(self, state: Any) -> "Average":
+        """Continue from a kept state."""
+        self.total, self.squares, self.n = numbers(state, 3)
+        return self
 
     def spread(self) -> float:
         """The standard deviation; 0 without values."""

@@ -8,8 +8,10 @@ machine's pace is followed apart, and every time is kept as if the pace were usu
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from saguaro.draft.policy.average import Average
+from saguaro.draft.policy.kept import State, numbers
 
 FOLLOWS = 0.05  # share of a deviation that the pace follows
 KEPT = 0.998  # decay of the line per measurement
@@ -86,6 +88,16 @@ class SecondsByCount:
     def slope(self) -> float:
         """Seconds per additional one, at least 0."""
         return self._slope() * self.pace.factor
+
+    def state(self) -> State:
+        """To be kept (kept.py)."""
+        known = {str(count): average.state() for count, average in self.known.items()}
+        return {"line": [self.n, self.x, self.y, self.xx, self.xy], "known": known}
+
+    def restore(self, state: Any) -> None:
+        """Continue from a kept state."""
+        self.n, self.x, self.y, self.xx, self.xy = numbers(state["line"], 5)
+        self.known = {int(count): Average(kept=KEPT_AT).restore(each) for count, each in state["known"].items()}
 
     def _at(self, count: int) -> float:
         by_line = (self.y + self._slope() * (count * self.n - self.x)) / self.n

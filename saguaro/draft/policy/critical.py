@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from saguaro.algo.theory import critical_batch_size
 from saguaro.draft.policy.average import Average
+from saguaro.draft.policy.kept import State
 from saguaro.draft.policy.misses import put_in_flight
 from saguaro.draft.rows import DraftRow, DraftRows, Proposer, Wanted
 from saguaro.types import Outcome
@@ -69,3 +70,10 @@ class BatchSizeMisses:
 
     def read(self, seconds: float) -> None:
         """Nothing to learn."""
+
+    def state(self) -> State:
+        """Nothing to keep: the paper's rule learns anew."""
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Nothing was kept."""

@@ -11,16 +11,19 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from saguaro.device.graphs import bucket
 from saguaro.draft.policy.average import Average
 from saguaro.draft.policy.cost import Pace, SecondsByCount
+from saguaro.draft.policy.kept import State
 from saguaro.draft.rows import DraftRow, DraftRows
 from saguaro.types import CACHE, DRAFT, Outcome
 
 ASSUMED = 8.0  # weight of the prior of full acceptance, in speculations
 OF_ROW = 16.0  # weight of all texts' acceptance in that of one text
+WORTH_KEEPING = 50  # verifications measured
 HOPED = 4.0  # weight of the prior that a depth of the backup's chains stands
 
 clock = time.perf_counter
@@ -49,6 +52,17 @@ class Drafted:
             if depth == len(self.stands):
                 self.stands.append(Average())
             self.stands[depth].add(n_accepted > depth)
+
+    def state(self) -> State:
+        """To be kept (kept.py)."""
+        stands = [average.state() for average in self.stands]
+        return {"accepted": self.accepted.state(), "length": self.length.state(), "stands": stands}
+
+    def restore(self, state: Any) -> None:
+        """Continue from a kept state."""
+        self.accepted.restore(state["accepted"])
+        self.length.restore(state["length"])
+        self.stands = [Average().restore(each) for each in state["stands"]]
 
     def worth(self, least: float) -> int:
         """How many tokens of a chain are worth verifying, if one must be accepted at least this often.
@@ -96,6 +110,11 @@ class Learnt:
         self._is_beside = False  # whether the last preparation took place
 
     @property
+    def is_sure(self) -> bool:
+        """Whether enough was learnt to be worth keeping."""
+        return self.alone.n + self.beside.n >= WORTH_KEEPING
+
+    @property
     def verification(self) -> SecondsByCount:
         """Seconds by tokens, in the present mode."""
         first, second = (self.beside, self.alone) if self._is_beside else (self.alone, self.beside)
@@ -115,6 +134,30 @@ class Learnt:
         usual = known.mean(most, weight=max(0.0, ASSUMED - known.n))
         of = self._of_row
         return math.fsum(of[row].mean(usual, weight=OF_ROW) if row in of else usual for row in rows)
+
+    def state(self) -> State:
+        """To be kept (kept.py)."""
+        return {
+            "alone": self.alone.state(),
+            "beside": self.beside.state(),
+            "drafting": {str(size): seconds.state() for size, seconds in self._drafting.items()},
+            "steps": self.steps.state(),
+            "worth": [[*kind, average.state()] for kind, average in self.worth.items()],
+            "by_model": self.by_model.state(),
+            "by_backup": self.by_backup.state(),
+        }
+
+    def restore(self, state: State) -> None:
+        """Continue from a kept state."""
+        self.alone.restore(state["alone"])
+        self.beside.restore(state["beside"])
+        for size, each in state["drafting"].items():
+            self.drafting(int(size)).restore(each)
+        self.steps.restore(state["steps"])
+        for source, length, each in state["worth"]:
+            self.worth[int(source), int(length)].restore(each)
+        self.by_model.restore(state["by_model"])
+        self.by_backup.restore(state["by_backup"])
 
     def outcome(self, outcome: Outcome, rows: DraftRows) -> None:
         """Learn an outcome. Called before the commit."""
@@ -149,8 +192,8 @@ class Learnt:
         self._known = known
         self._reply = _Reply(self.now(), n_tokens, len(asked), is_steady) if asked else None
 
-    def until_outcome(self, is_beside: bool, has_read: bool) -> None:
-        """What the draft does while the target verifies: prepare, or read texts."""
+    def until_outcome(self, is_beside: bool, is_disturbed: bool) -> None:
+        """What the draft does while the target verifies: prepare, or work that not every round has."""
         self._is_beside = is_beside
-        if has_read:
+        if is_disturbed:
             self._reply = None

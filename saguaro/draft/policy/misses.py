@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from saguaro.draft.policy.average import Average
+from saguaro.draft.policy.kept import State, numbers
 from saguaro.draft.policy.learnt import Learnt
 from saguaro.draft.rows import DraftRow, DraftRows, GrowthBudget, Proposal, Proposer, Wanted
 from saguaro.types import EMPTY, Outcome
@@ -47,6 +48,12 @@ class Misses(Protocol):
 
     def read(self, seconds: float) -> None:
         """Reading texts took so long."""
+
+    def state(self) -> State:
+        """To be kept (kept.py), beside what Learnt keeps."""
+
+    def restore(self, state: State) -> None:
+        """Continue from a kept state."""
 
 
 class TreeProposer(Protocol):
@@ -89,6 +96,13 @@ class FixedMisses:
 
     def read(self, seconds: float) -> None:
         """Nothing to learn."""
+
+    def state(self) -> State:
+        """Nothing to keep."""
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Nothing was kept."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +175,15 @@ class MeasuredMisses:
         if not self._is_model:
             self._read_s += seconds
             self._saved -= seconds
+
+    def state(self) -> State:
+        """See Misses."""
+        return {"is_model": self._is_model, "read_s": self._read_s}
+
+    def restore(self, state: State) -> None:
+        """See Misses."""
+        (self._read_s,) = numbers([state["read_s"]], 1)
+        self._is_model, self._n_drafts = bool(state["is_model"]), SLOW
 
     def _expected(
         self, missed: Sequence[Wanted], asked: Sequence[DraftRow], room: int

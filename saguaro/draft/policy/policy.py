@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from saguaro.draft.policy.kept import State
 from saguaro.draft.policy.learnt import Learnt
 from saguaro.draft.policy.misses import Misses
 from saguaro.draft.policy.prepare import Prepares
@@ -37,8 +38,19 @@ class Policy:
         """Whether to prepare for these rows, a part of the known ones. Called once per round, after the reply."""
         return self.prepare.prepares(asked, known)
 
-    def spent(self, read_s: float, is_beside: bool) -> None:
-        """Texts were read for so long, and whether outcomes are prepared while the target verifies."""
+    def state(self) -> State:
+        """To be kept (kept.py)."""
+        return {"learnt": self.learnt.state(), "misses": self.misses.state(), "prepare": self.prepare.state()}
+
+    def restore(self, state: State) -> None:
+        """Continue from a kept state."""
+        self.learnt.restore(state["learnt"])
+        self.misses.restore(state["misses"])
+        self.prepare.restore(state["prepare"])
+
+    def spent(self, read_s: float, is_beside: bool, is_disturbed: bool = False) -> None:
+        """While the target verifies, texts were read for so long. is_beside: outcomes are prepared; is_disturbed: there
+        was other work that not every round has."""
         if read_s:
             self.misses.read(read_s)
-        self.learnt.until_outcome(is_beside, has_read=read_s > 0)
+        self.learnt.until_outcome(is_beside, is_disturbed or read_s > 0)

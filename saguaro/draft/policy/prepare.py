@@ -21,10 +21,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median_low
-from typing import Protocol
+from typing import Any, Protocol
 
 from saguaro.device.graphs import bucket
 from saguaro.draft.policy.average import Average
+from saguaro.draft.policy.kept import State, numbers
 from saguaro.draft.policy.learnt import Kind, Learnt, kind_of
 from saguaro.draft.rows import DraftRow
 
@@ -47,6 +48,12 @@ class Prepares(Protocol):
     def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
         """Whether to prepare for these rows, a part of the known ones. Called once per round, after the reply."""
 
+    def state(self) -> State:
+        """To be kept (kept.py)."""
+
+    def restore(self, state: State) -> None:
+        """Continue from a kept state."""
+
 
 class AlwaysPrepare:
     """Always prepares."""
@@ -55,6 +62,13 @@ class AlwaysPrepare:
         """Always True."""
         return True
 
+    def state(self) -> State:
+        """Nothing to keep."""
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Nothing was kept."""
+
 
 class NeverPrepare:
     """Never prepares. Used if the draft runs in the target's thread, where nothing could overlap."""
@@ -62,6 +76,13 @@ class NeverPrepare:
     def prepares(self, asked: Sequence[DraftRow], known: Iterable[DraftRow]) -> bool:
         """Always False."""
         return False
+
+    def state(self) -> State:
+        """Nothing to keep."""
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Nothing was kept."""
 
 
 class MeasuredPrepare:
@@ -86,6 +107,15 @@ class MeasuredPrepare:
         self._n_alike = self._n_alike + 1 if self._last == last else 1
         return self._last[1]
 
+    def state(self) -> State:
+        """See Prepares."""
+        return {str(size): book.state() for size, book in self._books.items()}
+
+    def restore(self, state: State) -> None:
+        """See Prepares."""
+        for size, each in state.items():
+            self._books[int(size)].restore(each)
+
 
 @dataclass
 class _Way:
@@ -102,6 +132,15 @@ class _Way:
             self.seconds.add(seconds)
             for kind in kinds:
                 self.made[kind] = self.made.get(kind, 0.0) + 1
+
+    def state(self) -> State:
+        """To be kept (kept.py)."""
+        return {"seconds": self.seconds.state(), "made": [[*kind, times] for kind, times in self.made.items()]}
+
+    def restore(self, state: Any) -> None:
+        """Continue from a kept state."""
+        self.seconds.restore(state["seconds"])
+        self.made = {(int(source), int(length)): float(times) for source, length, times in state["made"]}
 
     def is_news(self, rounds: Sequence[Round]) -> bool:
         """Whether these rounds differ significantly from earlier ones."""
@@ -136,6 +175,19 @@ class _Book:
         if len(self.rounds) == self._length():
             is_news, is_open = self._learn(), self._judge(worth)
             self._go_on(is_news, is_open)
+
+    def state(self) -> State:
+        """To be kept (kept.py)."""
+        return {"best": self.best, "loss": self.loss, "gap": self.gap, "ways": [way.state() for way in self.ways]}
+
+    def restore(self, state: Any) -> None:
+        """Continue from a kept state, with the better mode."""
+        for way, each in zip(self.ways, state["ways"], strict=True):
+            way.restore(each)
+        (self.loss,) = numbers([state["loss"]], 1)
+        self.gap = self.n_left = min(max(int(state["gap"]), LEAST_GAP), MOST_GAP)
+        if state["best"] is not None:
+            self.best = self.is_taken = bool(state["best"])
 
     def _length(self) -> int:
         if self.best is None:

@@ -29,14 +29,14 @@ class Side:
         source: int = DRAFT,
         n_asked: int | None = None,
         is_beside: bool = False,
-        has_read: bool = False,
+        is_disturbed: bool = False,
     ) -> None:
         """A round of the first n_asked rows, with a speculation of this length each, of which k tokens stand."""
         asked = list(self.rows)[:n_asked]
         for row in asked:
             row.propose([1] * length, source)
         self.learnt.answered(self.rows, asked)
-        self.learnt.until_outcome(is_beside, has_read)
+        self.learnt.until_outcome(is_beside, is_disturbed)
         self.clock.now += seconds
         slots = torch.tensor([row.slot for row in asked], dtype=torch.int64)
         same = torch.ones_like(slots)
@@ -63,7 +63,7 @@ def test_rounds_that_something_disturbs_say_nothing() -> None:
     n = side.learnt.alone.n
     assert n == 1
     side.round(7.0, n_asked=1)
-    side.round(7.0, has_read=True)
+    side.round(7.0, is_disturbed=True)
     side.admit(2)
     side.round(7.0)
     assert side.learnt.alone.n == n
@@ -86,7 +86,7 @@ def test_beside_a_preparation_is_another_thing() -> None:
     assert side.learnt.alone.at(1) == pytest.approx(1.0)
     assert side.learnt.beside.at(1) == pytest.approx(2.0)
     assert side.learnt.verification is side.learnt.beside
-    side.learnt.until_outcome(is_beside=False, has_read=False)
+    side.learnt.until_outcome(is_beside=False, is_disturbed=False)
     assert side.learnt.verification is side.learnt.alone
 
 
