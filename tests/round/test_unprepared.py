@@ -37,7 +37,7 @@ PLAIN = ("greedy", "warm")  # a captured draft knows temperatures, and no other 
 KERNELS: dict[str, Callable[[], Kernels | None]] = {"eager": lambda: None, "captured": plain_kernels}
 
 
-class Moody:
+class Moody(AlwaysPrepare):
     """Prepares as chance will have it."""
 
     def __init__(self, seed: int, share: float = 0.6) -> None:
