@@ -8,8 +8,8 @@ by rejection at a temperature above 0. The exit status is 1 if one does not.
 import json
 import os
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,19 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from saguaro import __version__, rng
+from saguaro import __version__
 from saguaro.cli import commands
-from saguaro.cli.candidates import config_for, encoder, load_candidates, method_names
+from saguaro.cli.candidates import config_for, encoder, load_candidates, method_names, settings_by_name
 from saguaro.cli.progress import progress_bar
 from saguaro.config import SamplingParams
 from saguaro.device.machine import cpu_model
-from saguaro.engine.results import raise_failure
 from saguaro.errors import ConfigError
 from saguaro.llm import LLM
 from saguaro.measure.candidate import Candidate, method_of, placement, results, table, verdict
+from saguaro.measure.interleaved import Generate, generate_by, run_in_turn, seeded
 from saguaro.measure.metrics import OutputFile
 from saguaro.measure.peer import LLAMA, LlamaCpp, Peer, check_peer, gguf_of
 from saguaro.measure.prompts import read_prompts
-
-Run = Callable[[Sequence[list[int]], Sequence[SamplingParams]], list[list[int]]]
 
 
 def bench(command: commands.Bench) -> int:
@@ -43,16 +41,17 @@ def bench(command: commands.Bench) -> int:
         check_peer(peer, command.which.model, params)
     if command.json:
         OutputFile(command.json, keep=True).close()
-    encode = encoder(texts, command.chat)
-    with load_candidates(names, command.which, command.engine, params, encode, command.batch) as (entrants, prompts):
-        runs = {entrant.name: _ours(entrant.llm) for entrant in entrants if entrant.llm}
+    encode, settings = encoder(texts, command.chat), settings_by_name(names)
+    with load_candidates(settings, command.which, command.engine, params, encode, command.batch) as (entrants, prompts):
+        runs = {entrant.name: generate_by(entrant.llm) for entrant in entrants if entrant.llm}
         ar = entrants[0].llm
         assert ar is not None
         for peer in command.peer:
             entrants.append(Candidate(peer, None, is_comparable=params.temperature == 0))
             with placement(peer):
                 runs[peer] = _theirs(peer, ar, max(map(len, prompts)) + (params.max_tokens or 0))
-        _measure(entrants, runs, prompts, _seeded(params, len(prompts)), command.batch)
+        with progress_bar() as progress:
+            run_in_turn(entrants, runs, prompts, seeded(params, len(prompts)), command.batch, progress)
         rows, circumstances = results(entrants), _circumstances(command, ar, names, len(prompts))
     Console().print(table(rows))
     if command.json:
@@ -67,41 +66,7 @@ def _texts(command: commands.Bench) -> list[str]:
     return read_prompts([path for group in command.prompts for path in group], command.num_prompts)
 
 
-def _seeded(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """The parameters of each prompt, each with a seed derived from the command's."""
-    seed = params.seed if params.seed is not None else rng.fresh_seed()
-    return [replace(params, seed=rng.derive_seed(seed, index)) for index in range(n)]
-
-
-def _measure(
-    entrants: Sequence[Candidate],
-    runs: dict[str, Run],
-    prompts: Sequence[list[int]],
-    params: Sequence[SamplingParams],
-    batch: int,
-) -> None:
-    """Run every group of prompts with every method, starting with another method each time."""
-    starts = range(0, len(prompts), batch)
-    with progress_bar() as progress:
-        for n_done, at in enumerate(starts):
-            progress("measuring", n_done, len(starts))
-            first = n_done % len(entrants)
-            for entrant in (*entrants[first:], *entrants[:first]):
-                entrant.run(runs[entrant.name], prompts[at : at + batch], params[at : at + batch])
-        progress("measuring", len(starts), len(starts))
-
-
-def _ours(llm: LLM) -> Run:
-    def run(prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-        results = llm.generate(prompts, params)
-        for result in results:
-            raise_failure(result.outputs[0])
-        return [result.token_ids for result in results]
-
-    return run
-
-
-def _theirs(name: str, llm: LLM, longest: int) -> Run:
+def _theirs(name: str, llm: LLM, longest: int) -> Generate:
     """A peer, warmed up. transformers pads a group and generates it in one batch, with its first prompt's seed."""
     model, path = llm.engine.loaded.model, llm.engine.loaded.path
     warm_up = llm.engine.tokenizer.encode("Count from one to ten.")

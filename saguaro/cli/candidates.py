@@ -3,7 +3,7 @@
 `ar` is always included, and first: the other methods must give its tokens, and their speed is compared with its speed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -46,41 +46,46 @@ def config_for(which: ModelArgs, engine: EngineArgs) -> EngineConfig:
 
 @contextmanager
 def load_candidates(
-    names: Sequence[str],
+    settings: Mapping[str, Mapping[str, Any]],
     which: ModelArgs,
     engine: EngineArgs,
     params: SamplingParams,
     encode: Callable[[Tokenizer], list[list[int]]],
     n_together: int,
+    n_warm: int = 16,
 ) -> Iterator[tuple[list[Candidate], list[list[int]]]]:
-    """Build and warm up an entry per method, and encode the prompts. The KV memory fits n_together of them."""
+    """Build an entry per name, with these settings, ar first. Warm each up with n_warm tokens, and encode the prompts.
+    The KV memory fits n_together of them."""
     config = config_for(which, engine)
-    if params.n != 1 or params.max_tokens is None:
-        raise ConfigError(
-            f"n is {params.n} and max_tokens {params.max_tokens}; one output of limited length is measured"
-        )
-    if n_together > config.max_batch_rows:
-        limit = config.max_batch_rows
-        raise ConfigError(f"batch is {n_together}; at most max_batch_rows, {limit}: raise --max-batch-rows")
+    _check_sizes(config, params, n_together)
     is_sized_here = config.kv_memory == "auto"
     small: dict[str, Any] = {"kv_memory": LOADER_KV, "max_model_len": None} if is_sized_here else {}
     with ExitStack() as stack:
         base = stack.enter_context(commands.load(which, replace(engine, method="ar", **small)))
         prompts = encode(base.engine.tokenizer)
-        settings = asdict(config)
+        common = {**asdict(config), "learnt_dir": base.engine.config.learnt_dir}
         if is_sized_here:
-            lookahead = max(sizes_of(name).get("lookahead", config.lookahead) for name in names)
-            longest = max(map(len, prompts)) + params.max_tokens + lookahead + 2 * config.page_size
-            settings["kv_memory"] = _kv_memory(base, config, longest, n_together)
+            lookahead = max(own.get("lookahead", config.lookahead) for own in settings.values())
+            longest = max(map(len, prompts)) + (params.max_tokens or 0) + lookahead + 2 * config.page_size
+            common["kv_memory"] = _kv_memory(base, config, longest, n_together)
         entrants = []
-        for name in names:
+        for name, own in settings.items():
             with placement(name):  # a draft process gets its cores now
-                llm = stack.enter_context(base.sibling(**{**settings, "method": method_of(name), **sizes_of(name)}))
+                llm = stack.enter_context(base.sibling(**{**common, **own}))
             entrants.append(Candidate(name, llm, _is_comparable(llm, params)))
         for entrant in entrants:
-            _warm_up(entrant, params)
+            _warm_up(entrant, params, n_warm)
             entrant.watch()
         yield entrants, prompts
+
+
+def settings_by_name(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The settings that the names say.
+
+    >>> settings_by_name(["ar@1", "ssd:2:16"])
+    {'ar@1': {'method': 'ar'}, 'ssd:2:16': {'method': 'ssd', 'lookahead': 2, 'budget': 16}}
+    """
+    return {name: {"method": method_of(name), **sizes_of(name)} for name in names}
 
 
 def encoder(texts: Sequence[str], chat: bool) -> Callable[[Tokenizer], list[list[int]]]:
@@ -109,9 +114,19 @@ def _kv_memory(base: LLM, config: EngineConfig, longest: int, n_together: int) -
     return str((n_tokens + config.page_size) * base.engine.kv.bytes_per_token)
 
 
-def _warm_up(entrant: Candidate, params: SamplingParams) -> None:
+def _check_sizes(config: EngineConfig, params: SamplingParams, n_together: int) -> None:
+    if params.n != 1 or params.max_tokens is None:
+        raise ConfigError(
+            f"n is {params.n} and max_tokens {params.max_tokens}; one output of limited length is measured"
+        )
+    if n_together > config.max_batch_rows:
+        limit = config.max_batch_rows
+        raise ConfigError(f"batch is {n_together}; at most max_batch_rows, {limit}: raise --max-batch-rows")
+
+
+def _warm_up(entrant: Candidate, params: SamplingParams, n_tokens: int) -> None:
     """Run once, to exclude one-time costs: lazy loading, the start of a draft, first use of memory."""
     assert entrant.llm is not None
-    short = replace(params, max_tokens=min(16, params.max_tokens or 16), min_tokens=0)
+    short = replace(params, max_tokens=min(n_tokens, params.max_tokens or n_tokens), min_tokens=0)
     with placement(entrant.name):
         entrant.llm.generate([entrant.llm.engine.tokenizer.encode(WARM_UP)], short)

@@ -9,7 +9,7 @@ import sys
 from rich.console import Console
 
 from saguaro.cli import commands
-from saguaro.cli.candidates import config_for, encoder, load_candidates, method_names
+from saguaro.cli.candidates import config_for, encoder, load_candidates, method_names, settings_by_name
 from saguaro.cli.paint import Painter, legend, wants_color
 from saguaro.config import SamplingParams
 from saguaro.engine.results import raise_failure
@@ -24,7 +24,8 @@ def compare(command: commands.Compare) -> int:
     params = command.sampling.params()
     names = method_names(command.methods, config_for(command.which, command.engine))
     encode, has_color = encoder([command.prompt], command.chat), wants_color(command.color)
-    with load_candidates(names, command.which, command.engine, params, encode, 1) as (entrants, prompts):
+    settings = settings_by_name(names)
+    with load_candidates(settings, command.which, command.engine, params, encode, 1) as (entrants, prompts):
         if has_color:
             print(legend(), file=sys.stderr)
         for entrant in entrants:

@@ -17,6 +17,15 @@ from saguaro.measure.metrics import Summary
 P = ParamSpec("P")
 
 
+@dataclass(frozen=True)
+class Timed:
+    """One timed call."""
+
+    seconds: float
+    n_tokens: int
+    n_rounds: int  # of the candidate by then
+
+
 @dataclass
 class Candidate:
     """One method and its results so far."""
@@ -27,13 +36,16 @@ class Candidate:
     summary: Summary | None = None
     outputs: list[list[int]] = field(default_factory=list)
     seconds: float = 0.0
+    runs: list["Timed"] = field(default_factory=list)
 
     def run(self, generate: Callable[P, list[list[int]]], *args: P.args, **kwargs: P.kwargs) -> None:
         """Time a call that generates, and add its output tokens."""
         with placement(self.name):
             began = time.perf_counter()
             outputs = generate(*args, **kwargs)
-            self.seconds += time.perf_counter() - began
+            seconds = time.perf_counter() - began
+        self.runs.append(Timed(seconds, sum(map(len, outputs)), self.n_rounds))
+        self.seconds += seconds
         self.outputs += outputs
 
     def watch(self) -> None:
@@ -41,6 +53,11 @@ class Candidate:
         assert self.llm is not None
         self.summary = Summary()
         self.llm.engine.round.observers.append(self.summary.add)
+
+    @property
+    def n_rounds(self) -> int:
+        """Rounds so far, since it is watched."""
+        return self.summary.n_rounds if self.summary is not None else 0
 
     @property
     def n_tokens(self) -> int:

@@ -16,6 +16,7 @@ from saguaro.cli.candidates import method_names
 from saguaro.device.affinity import usable_cores
 from saguaro.errors import ConfigError
 from saguaro.measure.candidate import Candidate, first_difference, results, table
+from saguaro.measure.interleaved import Generate, generate_by, run_in_turn, seeded
 from saguaro.measure.metrics import Summary
 from saguaro.measure.peer import LlamaCpp, Peer, check_peer, gguf_of
 from saguaro.measure.prompts import OURS, read_prompts
@@ -91,13 +92,11 @@ def test_rejection_at_a_temperature_is_of_the_same_law_only(
 def test_tokens_that_differ_are_an_error(
     pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ours = bench._ours
-
-    def spoiled(llm: LLM) -> bench.Run:
-        run = ours(llm)
+    def spoiled(llm: LLM) -> Generate:
+        run = generate_by(llm)
         return lambda *args: [[*tokens[:2], 7, 7] if llm.engine.method.drafts else tokens for tokens in run(*args)]
 
-    monkeypatch.setattr(bench, "_ours", spoiled)
+    monkeypatch.setattr(bench, "generate_by", spoiled)
     assert main.run(main.parse(["bench", *pair, "--methods", "ngram", "--num-prompts", "1"])) == 1
     shown = capsys.readouterr().out
     assert "OUTPUT DIFFERS: ngram is not ar, first at token 2 of output 0" in shown
@@ -124,7 +123,7 @@ def test_compare_says_so_if_outputs_differ(
 def test_runs_are_interleaved_in_an_order_that_rotates() -> None:
     order: list[tuple[str, int, int | None]] = []
 
-    def runner(name: str) -> bench.Run:
+    def runner(name: str) -> Generate:
         def run(prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
             order.extend((name, prompt[0], own.seed) for prompt, own in zip(prompts, params, strict=True))
             return [[prompt[0]] for prompt in prompts]
@@ -132,8 +131,9 @@ def test_runs_are_interleaved_in_an_order_that_rotates() -> None:
         return run
 
     entrants = [Candidate(name, None, True) for name in "xy"]
-    params = bench._seeded(SamplingParams(seed=5), 3)
-    bench._measure(entrants, {name: runner(name) for name in "xy"}, [[0], [1], [2]], params, batch=2)
+    params = seeded(SamplingParams(seed=5), 3)
+    runs = {name: runner(name) for name in "xy"}
+    run_in_turn(entrants, runs, [[0], [1], [2]], params, batch=2, progress=lambda *_: None)
     seeds = [own.seed for own in params]
     asked = [("x", 0), ("x", 1), ("y", 0), ("y", 1), ("y", 2), ("x", 2)]
     assert order == [(name, prompt, seeds[prompt]) for name, prompt in asked]
