@@ -230,12 +230,13 @@ class EngineConfig:
     saguaro_c: float = 1.0
     """C of Saguaro sampling, under rejection: the weight of tokens that are prepared, from 0 to 1 (off)."""
     link: str = "auto"
-    """Where the draft runs: inline, process, or auto: a process of its own if it can prepare on a core of its own and
-    the target keeps two."""
+    """Where the draft runs: inline (in the target's thread), process (of its own, on its own cores), or auto: where
+    `saguaro tune` found it fastest on this machine; inline before that."""
     draft_device: str = "auto"
     """The draft's device; auto: the target's."""
-    draft_threads: int = 1
-    """CPU threads, and cores, of a draft in a process of its own."""
+    draft_threads: int | None = None
+    """CPU threads, and cores, of a draft in a process of its own; None: as many as `saguaro tune` found fastest, or
+    1."""
     draft_timeout: float = 2.0
     """Seconds to wait for a draft that does not answer before the target goes on without it."""
     device: str = "auto"
@@ -300,7 +301,9 @@ class EngineConfig:
         _check("budget", self.budget, 1 <= self.budget <= 256, "between 1 and 256")
         _check("saguaro_c", self.saguaro_c, 0 <= self.saguaro_c <= 1, "between 0 and 1 (off)")
         self._check_fan_out()
-        _check("draft_threads", self.draft_threads, 1 <= self.draft_threads <= MAX_THREADS, _from_1_to(MAX_THREADS))
+        for name in ("threads", "draft_threads"):
+            n = getattr(self, name)
+            _check(name, n, n is None or 1 <= n <= MAX_THREADS, f"{_from_1_to(MAX_THREADS)}, or None")
         _check("draft_timeout", self.draft_timeout, 0 < self.draft_timeout <= 3600, "more than 0 and at most 3600")
         _check("max_batch_rows", self.max_batch_rows, 1 <= self.max_batch_rows <= MAX_ROWS, _from_1_to(MAX_ROWS))
         _check(
@@ -312,8 +315,6 @@ class EngineConfig:
         wait = self.max_inter_token_ms
         _check("max_inter_token_ms", wait, wait is None or 0 < wait < math.inf, "more than 0, or None")
         _check("page_size", self.page_size, 1 <= self.page_size <= MAX_PAGE, _from_1_to(MAX_PAGE))
-        is_count = self.threads is None or 1 <= self.threads <= MAX_THREADS
-        _check("threads", self.threads, is_count, f"{_from_1_to(MAX_THREADS)}, or None")
         self._check_gpus()
 
     def _check_fan_out(self) -> None:

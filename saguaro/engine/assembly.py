@@ -5,12 +5,14 @@ values of target and draft share the rest.
 """
 
 import json
-import os
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +23,8 @@ from saguaro.device.affinity import Affinity, split_cores, usable_cores
 from saguaro.device.graphs import BUCKETS, bucket, guard
 from saguaro.device.machine import device_model
 from saguaro.draft.load import load_draft
-from saguaro.draft.policy.kept import file_name
+from saguaro.draft.policy.kept import KeptFile, file_name
+from saguaro.engine.placement import Placed, Placement, Rates, choose_placement, rates_of
 from saguaro.engine.preparation import Preparation, choose_preparation
 from saguaro.errors import CapacityError, ConfigError
 from saguaro.kernels.best import ranker_for
@@ -49,6 +52,8 @@ from saguaro.target.step_cost import LatencyBudget
 from saguaro.target.verifier import Verifier
 from saguaro.types import DraftLink, Progress
 
+log = logging.getLogger(__name__)
+
 NODES = {"cpu": 1, "cuda": 31}  # default of nodes, at least the lookahead; on a CPU every verified token takes time
 NODES_PER_WIDTH = 4  # default of width, relative to nodes
 START_SECONDS = 600.0  # time limit for loading a draft
@@ -72,6 +77,9 @@ class Parts:
     scheduler: Scheduler
     round: Round
     preparation: Preparation
+    placed: Placed
+    learnt: KeptFile | None
+    tuned: KeptFile | None
     memory: dict[str, int]  # bytes
     seconds: dict[str, float]
 
@@ -137,6 +145,9 @@ class Assembly:
             scheduler=scheduler,
             round=round_,
             preparation=self._preparation(),
+            placed=self.placed,
+            learnt=self._learnt_file(),
+            tuned=self._tuned_file(),
             memory=self.memory,
             seconds=self.seconds,
         )
@@ -146,7 +157,7 @@ class Assembly:
         if not self.method.needs_model:
             return None
         config = self._draft_config(n_tokens=0)
-        if uses_process(self.config, self.method, config.device):
+        if self.placed.placement.is_apart:
             return None
         progress("loading the draft", 0, 1)
         draft = self.given if self.given is not None else load_draft(config, self.target.model)
@@ -201,15 +212,17 @@ class Assembly:
     def _link(self, kv: KVPlan, draft: Transformer | None) -> DraftLink:
         if not self.method.drafts:
             return NullLink()
-        config = self._draft_config(kv.n_tokens)
-        config = self._kept(replace(config, prepare=self._preparation().when))
-        if not uses_process(self.config, self.method, config.device):
+        config = replace(self._draft_config(kv.n_tokens), prepare=self._preparation().when)
+        file, threads = self._learnt_file(), self.placed.placement.threads
+        if file is not None:
+            config = replace(config, learnt=str(file.path), learnt_facts=json.dumps(file.facts))
+        if not self.placed.placement.is_apart:
             device = torch.device(config.device)
             with guard(device):
                 side = draft_side(config, draft, kernels_for(device), self.grammars.start)
             return Inline(side, device)
-        _, theirs = split_cores(usable_cores(), self.config.draft_threads)
-        link = Process(config, threads=self.config.draft_threads, cores=theirs, timeout=self.config.draft_timeout)
+        _, theirs = split_cores(usable_cores(), threads)
+        link = Process(config, threads=threads, cores=theirs, timeout=self.config.draft_timeout)
         try:
             link.wait_ready(START_SECONDS)
         except BaseException:
@@ -219,21 +232,40 @@ class Assembly:
 
     def _preparation(self) -> Preparation:
         """Whether outcomes are prepared, and why. In the target's own thread preparation could not overlap."""
-        return choose_preparation(
+        on_cpu = self.target.model.device.type == "cpu"
+        return choose_preparation(self.method, self.placed, on_cpu=on_cpu, n_cores=len(usable_cores()))
+
+    @cached_property
+    def placed(self) -> Placed:
+        """Where the draft runs, and why."""
+        if not self.method.drafts:
+            return Placed(Placement(), "only")
+        return choose_placement(
+            self.config,
             self.method,
-            link=self.config.link,
-            is_apart=uses_process(self.config, self.method, self._draft_config(0).device),
-            on_cpu=self.target.model.device.type == "cpu",
+            self._tuned(),
+            draft_on=torch.device(self._draft_config(0).device).type,
+            target_on=self.target.model.device.type,
             n_cores=len(usable_cores()),
         )
+
+    def _tuned(self) -> Rates:
+        """What `saguaro tune` has measured here; empty if nothing."""
+        file = self._tuned_file()
+        state = file.read() if file is not None else None
+        try:
+            return rates_of(state) if file is not None and state is not None else {}
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
+            log.warning("%s is ignored, it is damaged: %r", file and file.path, e)
+            return {}
 
     def _pins(self) -> Pins | None:
         """A CPU target's own cores, for a draft in another process."""
         is_alone = not self.method.drafts or self.target.model.device.type != "cpu"
-        if is_alone or not uses_process(self.config, self.method, self._draft_config(0).device):
+        if is_alone or not self.placed.placement.is_apart:
             return None
         cores, threads = usable_cores(), self.config.threads
-        ours, _ = split_cores(cores, self.config.draft_threads)
+        ours, _ = split_cores(cores, self.placed.placement.threads)
         if not self.method.prepares:  # the draft is idle while the target works
             ours = frozenset(cores)
         everywhere = Affinity(frozenset(cores), threads or len(cores))
@@ -284,11 +316,24 @@ class Assembly:
             dtype=dtype,
         )
 
-    def _kept(self, config: DraftConfig) -> DraftConfig:
-        """The settings of the draft side, with the file of what was learnt."""
+    def _learnt_file(self) -> KeptFile | None:
+        """The file of what the draft's side learns."""
+        if not self.method.drafts:
+            return None
+        place = self.placed.placement
+        own = {"prepare": self._preparation().when, "link": place.link, "draft_threads": place.threads}
+        return self._kept({"what": "learnt", **own})
+
+    def _tuned_file(self) -> KeptFile | None:
+        """The file of what `saguaro tune` measures."""
+        return self._kept({"what": "placements"}) if self.method.needs_model else None
+
+    def _kept(self, own: Mapping[str, Any]) -> KeptFile | None:
+        """The file for these circumstances; None: nothing is kept."""
         folder = self.config.learnt_dir
         if folder in ("auto", "none"):  # an engine by itself knows no folder
-            return config
+            return None
+        config = self._draft_config(0)
         facts = {name: value for name, value in asdict(config).items() if name not in FREE}
         facts |= {
             "saguaro": __version__,
@@ -297,11 +342,10 @@ class Assembly:
             "target_on": device_model(self.target.model.device),
             "target_dtype": self.target.model.format,
             "draft_on": device_model(torch.device(config.device)),
-            "link": self.config.link,
-            "draft_threads": self.config.draft_threads,
+            **own,
         }
         facts = json.loads(json.dumps(facts))
-        return replace(config, learnt=str(Path(folder) / file_name(facts)), learnt_facts=json.dumps(facts))
+        return KeptFile(Path(folder) / file_name(facts), facts)
 
     def _patience(self) -> LatencyBudget:
         """How long prompts may delay decoding rows."""
@@ -378,16 +422,6 @@ def tree_shape(config: EngineConfig, method: Method, device: torch.device) -> tu
     nodes = config.nodes or max(config.lookahead, usual)
     usual = nodes // NODES_PER_WIDTH if nodes > config.lookahead else 1
     return nodes, config.width or max(1, usual)
-
-
-def uses_process(config: EngineConfig, method: Method, device: str) -> bool:
-    """Whether the draft gets its own process: if requested, or if it can prepare on its own cores.
-
-    With two cores the target uses both: the second core speeds up its steps by more than a hidden draft saves.
-    """
-    if config.link != "auto":
-        return config.link == "process"
-    return os.name == "posix" and device == "cpu" and method.prepares and len(usable_cores()) > config.draft_threads + 1
 
 
 def find_device(name: str, wanted: str) -> torch.device:

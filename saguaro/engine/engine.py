@@ -70,6 +70,8 @@ class Engine:
         self.method, self.kv, self.n_known = parts.method, parts.kv, parts.n_known
         self.pool, self.scheduler, self.round = parts.pool, parts.scheduler, parts.round
         self.preparation = parts.preparation  # whether outcomes are prepared, and why
+        self.placed = parts.placed  # where the draft runs, and why
+        self.learnt, self.tuned = parts.learnt, parts.tuned  # files of what is learnt, and of what was tuned
         self.memory = parts.memory  # bytes of each part
         self.startup = parts.seconds  # seconds to build each part
         self.eos_ids, self.grammars = parts.eos_ids, parts.grammars

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from saguaro.engine.placement import Placed
 from saguaro.method import Method
 
 
@@ -29,15 +30,16 @@ class Preparation:
         return self.why_not
 
 
-def choose_preparation(method: Method, *, link: str, is_apart: bool, on_cpu: bool, n_cores: int) -> Preparation:
-    """Decide for this machine. is_apart: the draft has its own process; on_cpu: the target computes on the CPU.
+def choose_preparation(method: Method, placed: Placed, *, on_cpu: bool, n_cores: int) -> Preparation:
+    """Decide for this machine. on_cpu: the target computes on the CPU.
 
+    >>> from saguaro.engine.placement import Placement
     >>> from saguaro.method import find_method
-    >>> ssd = find_method("ssd")
-    >>> print(choose_preparation(ssd, link="auto", is_apart=False, on_cpu=True, n_cores=2))
-    Nothing is prepared: of 2 CPU cores the target needs all, so the draft works between its steps, just in time.
-    >>> choose_preparation(ssd, link="auto", is_apart=True, on_cpu=True, n_cores=4).when
-    'measured'
+    >>> print(choose_preparation(find_method("ssd"), Placed(Placement(), "tuned"), on_cpu=True, n_cores=2))
+    Nothing is prepared: between the target's steps, just in time, is where `saguaro tune` found the draft fastest.
+    >>> apart = Placed(Placement("process", 2), "tuned")
+    >>> print(choose_preparation(find_method("ssd"), apart, on_cpu=True, n_cores=4))
+    Outcomes are prepared by the draft's own process (2 cores, as `saguaro tune` found fastest), where that is faster.
     """
     if not method.drafts:
         return Preparation("never", f"Nothing is prepared: method {method.name} speculates nothing.")
@@ -45,13 +47,30 @@ def choose_preparation(method: Method, *, link: str, is_apart: bool, on_cpu: boo
         return Preparation("never", f"Nothing is prepared: method {method.name} drafts just in time.")
     if method.prepare == "always":
         return Preparation("always", f"Every round prepares, as method {method.name} is set to.")
-    if is_apart:
-        return Preparation("measured", "Outcomes are prepared by the draft's own process, where that is faster.")
+    if placed.placement.is_apart:
+        cores = _cores(placed.placement.threads)
+        tuned = f" ({cores}, as `saguaro tune` found fastest)" if placed.why == "tuned" else ""
+        return Preparation(
+            "measured", f"Outcomes are prepared by the draft's own process{tuned}, where that is faster."
+        )
     if not on_cpu:
         return Preparation("measured", "Outcomes are prepared while the target computes, where that is faster.")
-    if link == "inline":
-        why = "with --link inline the draft works between the target's steps"
-    else:
-        cores = "1 CPU core" if n_cores == 1 else f"{n_cores} CPU cores"
-        why = f"of {cores} the target needs all, so the draft works between its steps"
-    return Preparation("never", f"Nothing is prepared: {why}, just in time.")
+    return Preparation("never", f"Nothing is prepared: {_why_inline(placed.why, n_cores)}.")
+
+
+def _why_inline(why: str, n_cores: int) -> str:
+    if why == "asked":
+        return "with --link inline the draft works between the target's steps, just in time"
+    if why == "tuned":
+        return "between the target's steps, just in time, is where `saguaro tune` found the draft fastest"
+    if why == "untuned":
+        return (
+            "the draft works between the target's steps, just in time; whether cores of its own make it faster has not "
+            "been measured here: `saguaro tune` measures it"
+        )
+    cores = f"of {_cores(n_cores)} the target needs all"
+    return f"{cores}, so the draft works between its steps, just in time"
+
+
+def _cores(n: int) -> str:
+    return "1 core" if n == 1 else f"{n} cores"

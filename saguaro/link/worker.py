@@ -39,6 +39,9 @@ class Side(Protocol):
     def prepare(self, is_late: Callable[[], bool], /) -> None:
         """Prepare the next speculations; stop when is_late() is true."""
 
+    def keep(self) -> None:
+        """Write what was learnt, if there is a file for it. Called at the end."""
+
 
 def main(arguments: Sequence[str], build_side: "Callable[[DraftConfig], Side]") -> NoReturn:
     """Run the draft until the other end closes."""
@@ -93,7 +96,12 @@ def _answer(channel: "Channel", build_side: "Callable[[DraftConfig], Side]") -> 
     _send(channel, MessageKind.READY, [])
     known: set[int] = set()
     while True:
-        turn = decode_request(_next(channel, MessageKind.TURN).body, limits)
+        try:
+            message = _next(channel, MessageKind.TURN)
+        except (EOFError, ConnectionResetError):
+            side.keep()
+            raise
+        turn = decode_request(message.body, limits)
         _introduce(side, turn, known)
         spec = side.respond(turn.outcome, turn.slots, turn.room)
         _send(channel, MessageKind.REPLY, encode_reply(spec))

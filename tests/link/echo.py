@@ -34,7 +34,7 @@ class Echo:
     def __init__(self, config: DraftConfig) -> None:
         switches = (config.draft or "").split(",")
         self.switches = {name: float(value or 0) for name, _, value in (switch.partition(":") for switch in switches)}
-        self.config, self.n_turns, self.n_prepared = config, 0, 0
+        self.config, self.n_turns, self.n_prepared, self.n_kept = config, 0, 0, 0
         self.rows: dict[int, Joined] = {}
         self.texts: dict[int, list[int]] = {}
         self.proposed: dict[int, list[int]] = {}
@@ -75,6 +75,10 @@ class Echo:
         self.n_prepared += 1
         while "linger" in self.switches and not is_late():
             time.sleep(0.0005)
+
+    def keep(self) -> None:
+        """Count."""
+        self.n_kept += 1
 
     def _propose(self, slot: int, n: int) -> list[int]:
         if "threads" in self.switches:

@@ -58,7 +58,9 @@ def test_settings_then_turns_then_the_end() -> None:
         reply = one.ask(MessageKind.TURN, 2, encode_request(turn))
         assert reply[:2] == (MessageKind.REPLY, 2)
         assert decode_reply(reply.body, 2, WireLimits.of(CONFIG)).length.tolist() == [2, CONFIG.lookahead]
+        assert one.sides[0].n_kept == 0
     assert one.status == 0
+    assert one.sides[0].n_kept == 1, "what was learnt is kept at the end"
 
 
 def test_who_starts_afresh_is_known_for_no_row() -> None:

@@ -13,6 +13,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,24 @@ FIRST_S, EVERY_S = 3.0, 30.0  # seconds until it is written for the first time, 
 State = dict[str, Any]  # plain JSON values
 
 
+@dataclass(frozen=True)
+class KeptFile:
+    """A file, and the circumstances in which its content holds."""
+
+    path: Path
+    facts: Mapping[str, Any]
+
+    def read(self) -> State | None:
+        """What it says; None if there is none that fits."""
+        return read(self.path, self.facts)
+
+    def write(self, state: State) -> None:
+        """Replace it. Raises OSError if that fails."""
+        write(self.path, self.facts, state)
+
+
 class Kept:
-    """The file of one engine's draft side."""
+    """The file of one engine's draft side, written now and then."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any], now: Callable[[], float]) -> None:
         self.path, self._facts, self._now = path, dict(facts), now
@@ -43,19 +60,25 @@ class Kept:
     def write(self, state: State) -> None:
         """Replace the file. If that fails, nothing is kept."""
         self._due = self._now() + EVERY_S
-        temporary = None
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            number, temporary = tempfile.mkstemp(prefix="partial-", dir=self.path.parent)
-            with os.fdopen(number, "w") as file:
-                json.dump({"format": FORMAT, "facts": self._facts, "learnt": state}, file)
-            Path(temporary).replace(self.path)
+            write(self.path, self._facts, state)
         except OSError as e:
             log.debug("what was learnt cannot be kept in %s: %s", self.path, e)
             self._due = math.inf
-            if temporary is not None:
-                with contextlib.suppress(OSError):
-                    Path(temporary).unlink()
+
+
+def write(path: Path, facts: Mapping[str, Any], state: State) -> None:
+    """Replace a file by what was learnt in these circumstances. Raises OSError if that fails."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    number, temporary = tempfile.mkstemp(prefix="partial-", dir=path.parent)
+    try:
+        with os.fdopen(number, "w") as file:
+            json.dump({"format": FORMAT, "facts": dict(facts), "learnt": state}, file)
+        Path(temporary).replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise
 
 
 def read(path: Path, facts: Mapping[str, Any]) -> State | None:
