@@ -52,7 +52,7 @@ class LLM:
         """
         config = build(EngineConfig, **settings)
         config = replace(
-            config, draft=default.draft_for(model, config.draft), learnt_dir=_learnt_dir(config, cache_dir)
+            config, draft=default.draft_for(model, config.draft), learnt_dir=learnt_folder(config, cache_dir)
         )
         name = str(model) if model is not None else default.NAME
         if model is None:
@@ -252,7 +252,7 @@ class Stream(Iterator[Delta]):
         self._llm.sweep()
 
 
-def _learnt_dir(config: EngineConfig, cache_dir: str | os.PathLike[str] | None) -> str:
+def learnt_folder(config: EngineConfig, cache_dir: str | os.PathLike[str] | None) -> str:
     """Where what is learnt is kept: the configured folder, $SAGUARO_LEARNT, or `learnt` in the cache; or none."""
     if config.learnt_dir != "auto":
         return config.learnt_dir

@@ -6,6 +6,7 @@ time, which takes no core from the target.
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,8 @@ def possible_placements(n_cores: int, threads: int | None = None) -> list[Placem
     ([1, 2, 4], [3])
     """
     sizes = [threads] if threads is not None else [2**n for n in range(n_cores.bit_length())]
+    if os.name != "posix":  # a process inherits its socket
+        return [Placement()]
     return [Placement(), *(Placement("process", n) for n in sizes if n <= n_cores // 2)]
 
 

@@ -54,6 +54,12 @@ class Candidate:
         self.summary = Summary()
         self.llm.engine.round.observers.append(self.summary.add)
 
+    def unwatch(self) -> None:
+        """Stop counting rounds."""
+        assert self.llm is not None
+        assert self.summary is not None
+        self.llm.engine.round.observers.remove(self.summary.add)
+
     @property
     def n_rounds(self) -> int:
         """Rounds so far, since it is watched."""

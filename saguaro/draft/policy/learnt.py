@@ -8,7 +8,7 @@ a round. It counts only if the batch was steady: all known rows were asked about
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -126,6 +126,11 @@ class Learnt:
         if size not in self._drafting:
             self._drafting[size] = SecondsByCount(self._pace, is_proportional=True)
         return self._drafting[size]
+
+    @property
+    def drafted_by_rows(self) -> Mapping[int, SecondsByCount]:
+        """Seconds of a draft by its steps, for each number of rows that was measured."""
+        return self._drafting
 
     def model_accepts(self, rows: Sequence[DraftRow], most: int) -> float:
         """Tokens expected to be accepted of a model's speculations for these rows, in total; `most` per row is
