@@ -41,10 +41,15 @@ def until(happened: Callable[[], bool]) -> None:
 
 def is_running(pid: int) -> bool:
     """Whether there is such a process, and not only its exit status."""
+    return state_of(pid) not in "ZX"
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state: T if it was stopped, X if there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return "X"
 
 
 class Target:

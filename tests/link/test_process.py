@@ -19,7 +19,7 @@ from saguaro.errors import DraftError
 from saguaro.link.process import Process, Timeouts
 from saguaro.types import Joined, Outcome, Speculation
 from tests.link.echo import q_of
-from tests.link.target import AGES, ROWS, WORKER, K, Target, draft_config, is_running, start, until
+from tests.link.target import AGES, ROWS, WORKER, K, Target, draft_config, is_running, start, state_of, until
 
 N_VOCAB = 50_000
 
@@ -467,6 +467,7 @@ def test_drafts_end_with_a_program_that_is_killed() -> None:
     """Idle, loading, working or stopped."""
     with program("wait", "", "load:1000", "slow:1000", "linger") as (popen, pids):
         os.kill(pids[-1], signal.SIGSTOP)
+        until(lambda: state_of(pids[-1]) == "T")  # one that stops after its parent ended stays
         assert [is_running(pid) for pid in pids] == [True] * 4
         popen.kill()
         until(lambda: not any(is_running(pid) for pid in pids))
