@@ -200,7 +200,7 @@ class DraftSide:
         if prepares or self.policy.reads:
             most_s = self._read_s if self._is_awaited else math.inf
             read_s = now() - began if self.drafter.read(list(self.rows), is_late, most_s) else 0.0
-        is_due = self._kept is not None and self._kept.is_due
+        is_due = self._kept is not None and self._kept.is_due and self.policy.learnt.is_sure
         if is_due:
             self.keep()
         self.policy.spent(read_s, prepares, is_due)

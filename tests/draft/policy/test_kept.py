@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from saguaro.draft.chance import Chances
+from saguaro.draft.drafter import NoDrafter
 from saguaro.draft.policy.kept import EVERY_S, FIRST_S, Kept, file_name, read
-from saguaro.draft.policy.learnt import Learnt
-from saguaro.draft.policy.misses import MeasuredMisses
+from saguaro.draft.policy.learnt import WORTH_KEEPING, Learnt
+from saguaro.draft.policy.misses import FixedMisses, MeasuredMisses, NoProposer
 from saguaro.draft.policy.policy import Policy
-from saguaro.draft.policy.prepare import MeasuredPrepare
-from saguaro.types import CACHE, DRAFT, EMPTY, NGRAM
+from saguaro.draft.policy.prepare import MeasuredPrepare, NeverPrepare
+from saguaro.round import DraftSide
+from saguaro.types import CACHE, DRAFT, EMPTY, NGRAM, Joined, Outcome
 from tests.draft.policy.test_prepare import COSTS, PAYS, Play
 from tests.draft.policy.world import Clock, Counting, Stepping, World
 
@@ -50,6 +52,24 @@ def test_a_second_start_is_right_from_the_first_round(step_s: float, source: int
     learnt = second.policy.learnt
     assert learnt.alone.at(1) == pytest.approx(1.0)
     assert learnt.drafting(1).slope() == pytest.approx(step_s)
+
+
+def test_rounds_are_learnt_though_the_time_to_write_has_come(tmp_path: Path) -> None:
+    """A slow machine has measured too little by then: it goes on learning until there is enough to write."""
+    clock = Clock()
+    kept = Kept(tmp_path / "it.json", FACTS, clock)
+    policy = Policy(Learnt(clock), FixedMisses(NoProposer()), NeverPrepare())
+    side = DraftSide(NoDrafter(), policy, lookahead=1, n_vocab=9, kept=kept)
+    side.admit([Joined(0, [1])])
+    outcome = Outcome.nothing()
+    for _ in range(WORTH_KEEPING + 10):
+        side.respond(outcome, [0], [1])
+        side.prepare()
+        clock.now += FIRST_S
+        zero = torch.tensor([0])
+        outcome = Outcome(zero, zero, zero, zero)
+    assert policy.learnt.is_sure
+    assert kept.read() is not None
 
 
 @pytest.mark.parametrize(("world", "pays"), [(PAYS, True), (COSTS, False)])
