@@ -1,4 +1,4 @@
-"""The commands `saguaro generate`, `chat`, `serve`, `compare`, `bench`, `info` and `distill` with their flags."""
+"""The commands of `saguaro`, such as `generate`, `serve` and `tune`, with their flags."""
 
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -118,6 +118,33 @@ class Bench:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tune:
+    """Measure what the engine would otherwise learn while it serves: where the draft runs best on this machine, and
+    what verifying and drafting take. The next start with the same model and settings begins with it."""
+
+    place: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[MODEL]")] = None
+    """The model, as --model names it."""
+    named: Flat[ModelArgs] = field(default_factory=ModelArgs)
+    batches: tuple[int, ...] = ()
+    """Batch sizes; without any, 1, 2, 4 ... up to --max-batch-rows."""
+    seconds: float = 6.0
+    """Time for each batch size and each place where the draft may run; large batches may take longer."""
+    prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
+    """Files of prompts, as for generate; without any, 20 of our own."""
+    chat: bool = True
+    """Through the model's chat template, where it has one."""
+    json: bool = False
+    """Print one JSON object."""
+    engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
+    sampling: Flat[SamplingArgs] = field(default_factory=lambda: SamplingArgs(temperature=0.7, max_tokens=64, seed=0))
+
+    @property
+    def which(self) -> ModelArgs:
+        """The model, given as an argument or by --model."""
+        return _named(self.place, self.named)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Info:
     """Load a model and say what it is and what it takes."""
 
@@ -218,20 +245,26 @@ class Serve:
     @property
     def which(self) -> ModelArgs:
         """The model, given as an argument or by --model."""
-        if self.place is None:
-            return self.named
-        if self.named.model not in (None, self.place):
-            raise ConfigError(f"the model is {self.place!r} and --model {self.named.model!r}; give one of them")
-        return replace(self.named, model=self.place)
+        return _named(self.place, self.named)
 
 
-AnyCommand = Generate | Chat | Serve | Compare | Bench | Info | Distill
+def _named(place: str | None, named: ModelArgs) -> ModelArgs:
+    """The model of an argument, which may also be named by --model."""
+    if place is None:
+        return named
+    if named.model not in (None, place):
+        raise ConfigError(f"the model is {place!r} and --model {named.model!r}; give one of them")
+    return replace(named, model=place)
+
+
+AnyCommand = Generate | Chat | Serve | Compare | Bench | Tune | Info | Distill
 Command = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Chat, tyro.conf.subcommand("chat")]
     | Annotated[Serve, tyro.conf.subcommand("serve")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Tune, tyro.conf.subcommand("tune")]
     | Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Distill, tyro.conf.subcommand("distill")]
 )

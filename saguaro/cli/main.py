@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tyro
 
-from saguaro.cli.commands import AnyCommand, Bench, Chat, Command, Compare, Distill, Generate, Info, Serve, check
+from saguaro.cli.commands import AnyCommand, Bench, Chat, Command, Compare, Distill, Generate, Info, Serve, Tune, check
 from saguaro.errors import SaguaroError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of writing standard output
@@ -97,6 +97,10 @@ def run(command: AnyCommand) -> int:
             from saguaro.cli.bench import bench
 
             status = bench(command)
+        case Tune():
+            from saguaro.cli.tune import tune
+
+            status = tune(command)
         case Info():
             from saguaro.cli.info import info
 

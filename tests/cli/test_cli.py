@@ -31,7 +31,7 @@ def saguaro(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*SAGUARO, *args], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "serve", "compare", "bench", "info", "distill"])
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "compare", "bench", "tune", "info", "distill"])
 def test_every_command_tells_its_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """No two of a command's flags have the same name: that shows when they are put together."""
     with pytest.raises(SystemExit) as ended:
@@ -180,7 +180,16 @@ def test_info_describes_the_model(tiny: str) -> None:
     assert facts["architecture"] == "LlamaForCausalLM"
     assert facts["kv_bytes"] <= 2**20
     assert facts["kv_tokens"] * facts["kv_bytes_per_token"] == facts["kv_bytes"]
+    assert facts["learnt"] is facts["placement"] is None, "there is no draft"
     assert "max model len" in saguaro("info", "--model", tiny).stdout
+
+
+def test_info_says_what_was_learnt(tiny: str, tmp_path: Path) -> None:
+    args = ("info", "--model", tiny, "--draft", "drop:1", "--json")
+    facts = json.loads(saguaro(*args, "--learnt-dir", str(tmp_path)).stdout)
+    assert facts["learnt"] == "nothing yet; run saguaro tune"
+    assert facts["placement"] == "in the target's thread"
+    assert json.loads(saguaro(*args).stdout)["learnt"] == "not kept: learnt_dir is none"
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(default_folder: Path) -> None:
