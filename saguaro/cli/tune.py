@@ -183,7 +183,7 @@ def _counts(each: Sequence[set[int]], most: int = 12) -> list[int]:
     """A dozen of the numbers, small ones first and then ever farther apart.
 
     >>> _counts([set(range(1, 100)), {150}])
-    [1, 2, 3, 4, 5, 8, 12, 18, 27, 40, 60, 90, 150]
+    [1, 2, 3, 4, 5, 8, 12, 18, 27, 41, 62, 93, 150]
     """
     found: list[int] = []
     for n in sorted(set().union(*each)):

@@ -34,9 +34,8 @@ def tuned(*args: str) -> "subprocess.CompletedProcess[str]":
 
 def test_what_is_tuned_is_used_by_the_next_start(folder: str, tmp_path: Path) -> None:
     kept = tmp_path / "below" / "learnt"
-    args = (folder, "--draft", "drop:1", "--learnt-dir", str(kept), "--max-tokens", "48", "--seconds", "1")
-    args += ("--threads", "1")
-    done = tuned(*args, "--batches", "1", "2", "--json")
+    args = (folder, "--draft", "drop:1", "--learnt-dir", str(kept), "--threads", "1")
+    done = tuned(*args, "--max-tokens", "48", "--seconds", "1", "--batches", "1", "2", "--json")
     assert done.returncode == 0, done.stderr
     assert "batch of 1 ..." in done.stderr
     found = json.loads(done.stdout)
@@ -56,7 +55,7 @@ def test_what_is_tuned_is_used_by_the_next_start(folder: str, tmp_path: Path) ->
         assert set(rates_of(state)) == set(places)
         assert engine.learnt is not None
         assert engine.learnt.read() is not None, "what its rounds take is kept too"
-    info = [sys.executable, "-m", "saguaro", "info", "--model", *args[:5], "--threads", "1"]
+    info = [sys.executable, "-m", "saguaro", "info", "--model", *args]
     facts = json.loads(subprocess.run([*info, "--json"], capture_output=True, text=True, check=True).stdout)
     assert facts["placement"] == str(engine.placed.placement)
     assert set(facts["learnt"]) == {"verification_ms", "draft_step_ms", "tokens_per_round"}
