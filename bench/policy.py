@@ -43,6 +43,7 @@ CHAINS = tuple(f"sd:{k}" for k in range(1, 9))
 TREES = ("sd:4:8:8:2", "sd:8:8:16:4")
 MOST_PROMPTS = 10**6
 BESIDE = ("sd:4/process:{n}", "ssd:2:16/process:{n}/always", "ssd:4:8/process:{n}/always", "ssd/process:{n}")
+WIDTH = 110  # of the table, which names of settings make wide
 EARLY = 100  # first rounds, which are also judged by themselves
 
 
@@ -124,7 +125,8 @@ class Report:
     def add(self, cell: Cell, entrants: Sequence[Candidate]) -> None:
         """Print and store a cell."""
         rows = results(entrants)
-        Console().print(table(rows))
+        console = Console()
+        Console(width=max(console.width, WIDTH)).print(table(rows))
         ratios = {one.name: ratios_of(one, entrants) for one in entrants if one.name in (COLD, TUNED)}
         for name, each in ratios.items():
             print(f"{name}: {each}", flush=True)
