@@ -7,7 +7,7 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from saguaro.kernels.native import at, library, n_threads
+from saguaro.kernels.native import at, int8_format, library, n_threads
 from saguaro.model.linear import Linear, Packed
 from saguaro.model.norm import Norm
 from saguaro.model.products import COMPOSED, KVWrite, QKNormRope, Residual, added
@@ -24,22 +24,24 @@ class Rows:
 
     def __init__(self, n_rows: int, n: int, has_scales: bool) -> None:
         self.n_rows, self.width = n_rows, wide(n)
-        if has_scales:  # one tensor for values, then scales: allocating takes as long as a small product
-            self._memory = torch.empty(n_rows * (self.width + 2), dtype=torch.int16)
-        else:
-            self._memory = torch.empty(n_rows * self.width)
+        self._dtype = int8_format().inputs if has_scales else torch.float32
+        n_bytes = n_rows * self.width * self._dtype.itemsize
+        # one tensor for values, then scales: allocating takes as long as a small product
+        self._memory = torch.empty(n_bytes + 4 * n_rows * has_scales, dtype=torch.uint8)
         self.at = self._memory.data_ptr()
-        self.scales_at = self.at + 2 * n_rows * self.width if has_scales else None
+        self.scales_at = self.at + n_bytes if has_scales else None
 
     @property
-    def values(self) -> Tensor:  # [T, width] float32, or int16: int8 values, widened for the product
+    def values(self) -> Tensor:  # [T, width] float32, or int16: the steps of int8 rows
         """The rows' values."""
-        return self._memory[: self.n_rows * self.width].view(self.n_rows, self.width)
+        values = self._memory[: self.n_rows * self.width * self._dtype.itemsize].view(self._dtype)
+        values = values.view(self.n_rows, self.width)
+        return values.short() - int8_format().zero if self.scales_at else values
 
     @property
     def scales(self) -> Tensor:  # [T] float32
         """The scale of each int8 row; empty for float32."""
-        return self._memory[self.n_rows * self.width :].view(torch.float32)
+        return self._memory[self.n_rows * self.width * self._dtype.itemsize :].view(torch.float32)
 
 
 class Matrix(ctypes.Structure):
@@ -48,6 +50,7 @@ class Matrix(ctypes.Structure):
     _fields_ = (
         ("weights", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
         *((name, ctypes.c_int32) for name in ("n_in", "width", "mixed", "n_out")),
     )
 
@@ -154,10 +157,14 @@ class Int8Weight:
 
     def _allocate(self, n_out: int, n_in: int) -> None:
         self.n_out, self.width = n_out, wide(n_in)
-        self.steps = panels(n_out, self.width // 2, 2, dtype=torch.int8)  # [panel, width / 2, PANEL, 2]
+        together = int8_format().together
+        self.steps = panels(n_out, self.width // together, together, dtype=torch.int8)
         self.scales = torch.empty(n_out)
+        self._offsets = torch.zeros(len(self.steps) * PANEL, dtype=torch.int32)
         self.n_params, self.n_bytes = n_out * n_in, self.steps.numel() + 4 * n_out
-        self._matrix = Matrix(at(self.steps), at(self.scales), n_in, self.width, mixed(n_in), n_out)
+        self._matrix = Matrix(
+            at(self.steps), at(self.scales), at(self._offsets), n_in, self.width, mixed(n_in), n_out
+        )  # fmt: skip
         self.address = ctypes.addressof(self._matrix)
 
     def fill(self, first: int, rows: Tensor | Stored) -> None:
@@ -197,7 +204,7 @@ class Float32Weight:
         self.n_out, self.width = n_out, wide(n_in)
         self.values = panels(n_out, self.width, 1, dtype=torch.float32)  # [panel, width, PANEL, 1]
         self.n_params, self.n_bytes = n_out * n_in, 4 * self.values.numel()
-        self._matrix = Matrix(at(self.values), None, n_in, self.width, 1, n_out)
+        self._matrix = Matrix(at(self.values), None, None, n_in, self.width, 1, n_out)
         self.address = ctypes.addressof(self._matrix)
 
     def fill(self, first: int, rows: Tensor | Stored) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "settle": [_P, _P],
     "show": [_P, _P, _P, _I, _I, _I, _P, _I],
     "worth": [_P, _I, _F, _P],
+    "int8_format": [_P, _P, _P],
     # each: the number of threads, then
     "prepare_rows": [_I, _P, _I, _I, _I, _P, _F, _I, _P, _P],
     "read_rows": [_I, _P, _P, _P, _I, _P, _P, _P],
@@ -73,6 +75,24 @@ def find() -> ctypes.CDLL | str:
             return _load(compiler, Path(folder))
     except OSError as e:
         return f"{compiler} could not compile {SOURCE.name} for {SOURCE.parent} or a temporary folder: {e}"
+
+
+@dataclass(frozen=True)
+class Int8Format:
+    """How int8 products want their operands (dots.h)."""
+
+    together: int  # inputs that lie side by side in a weight matrix
+    zero: int  # added to the steps of input rows
+    inputs: torch.dtype  # of input rows
+
+
+@functools.cache
+def int8_format() -> Int8Format:
+    """The format of this machine."""
+    found = [ctypes.c_int32() for _ in range(3)]
+    library().int8_format(*map(ctypes.byref, found))
+    together, zero, n_bytes = (each.value for each in found)
+    return Int8Format(together, zero, torch.int16 if n_bytes == 2 else torch.uint8 if zero else torch.int8)
 
 
 def at(tensor: Tensor | None) -> int | None:

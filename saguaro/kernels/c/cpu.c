@@ -16,6 +16,7 @@
 
 #include "team.h"
 #include "vector.h"
+#include "dots.h"
 #include "rows.h"
 #include "products.h"
 #include "stored.h"

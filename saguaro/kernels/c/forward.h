@@ -43,7 +43,7 @@ typedef struct {
 static rows prepared(const member *m, pass *p, const float *x, int n, const float *norm, const matrix *w, float *room) {
     int n_rows = p->s->n_tokens, first = 0, last = n_rows;
     char *at = p->inputs + (p->is_private ? m->me * p->input_bytes : 0);
-    rows to = {at, w->scales ? (float *)(at + (size_t)n_rows * p->width * sizeof(int16_t)) : NULL};
+    rows to = {at, w->scales ? (float *)(at + (size_t)n_rows * p->width * sizeof(input_t)) : NULL};
     if (!p->is_private) share_of(m, n_rows, &first, &last);
     for (int row = first; row < last; row++)
         prepare_row(x, row, n, w->mixed, norm, p->of->eps, w->width, to, room);
@@ -124,7 +124,7 @@ void forward(int n_threads, const model *g, const step *s, float *x) {
     }
     for (int row = 0; row < s->n_rows; row++) p.longest = s->lengths[row] > p.longest ? s->lengths[row] : p.longest;
     p.longest += depth;
-    p.input_bytes = ((size_t)n * (p.width * (g->layers->qkv->scales ? 2 : 4) + 4) + 63) / 64 * 64;
+    p.input_bytes = ((size_t)n * (p.width * (g->layers->qkv->scales ? sizeof(input_t) : 4) + 4) + 63) / 64 * 64;
     size_t n_inputs = p.is_private ? (n_threads > 1 ? n_threads : 1) : 1, n_heads = g->n_q + 2 * g->n_kv;
     p.heads = malloc(n * n_heads * g->d * sizeof(float));
     p.mixed = malloc((size_t)n * g->n_q * g->d * sizeof(float));

@@ -1,52 +1,17 @@
 /* Matrix products, and what is computed on their outputs right away: gates, or heads with norms and rope. */
 
-#define MOST_ROWS 6 /* rows whose sums fit the registers, with PANEL outputs */
-#define PANEL 16
-#define BLOCK 64   /* inputs per partial sum: keeps float32 accurate */
-#define AHEAD 2048 /* prefetch distance of weights in bytes: a third of the time without prefetch */
-
-static inline h16 widen(const int8_t *w) {
-#ifdef __AVX2__
-    return (h16)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w));
+#ifdef __AVX512VL__
+#define MOST_FLOAT_ROWS 12 /* rows whose sums fit the registers, with PANEL outputs */
 #else
-    return __builtin_convertvector(*(const b16 *)w, h16);
+#define MOST_FLOAT_ROWS 6
 #endif
-}
-
-/* sum + a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1], where all pairs of b are equal */
-static inline i8 add_pairs(i8 sum, h16 a, int32_t pair) {
-    i8 b = {pair, pair, pair, pair, pair, pair, pair, pair};
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    return (i8)_mm256_dpwssd_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
-#elif defined(__AVXVNNI__)
-    return (i8)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
-#elif defined(__AVX2__)
-    return sum + (i8)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#else
-    return sum + ((i8)a << 16 >> 16) * (b << 16 >> 16) + ((i8)a >> 16) * (b >> 16);
-#endif
-}
-
-/* R rows times a panel */
-UNROLLED void int8_tile(const int R, const int16_t *q, const int8_t *w, int width, i8 sums[][2]) {
-    i8 sum[MOST_ROWS][2] = {{{0}}};
-    for (int i = 0; i < width; i += 2, w += 2 * PANEL) {
-        __builtin_prefetch(w + AHEAD, 0, 0); /* non-temporal: a step reads weights once */
-        h16 a = widen(w), b = widen(w + PANEL);
-        for (int r = 0; r < R; r++) {
-            int32_t pair;
-            memcpy(&pair, q + (size_t)r * width + i, sizeof pair);
-            sum[r][0] = add_pairs(sum[r][0], a, pair);
-            sum[r][1] = add_pairs(sum[r][1], b, pair);
-        }
-    }
-    for (int r = 0; r < R; r++) sums[r][0] = sum[r][0], sums[r][1] = sum[r][1];
-}
+#define MOST_ROWS (MOST_INT8_ROWS > MOST_FLOAT_ROWS ? MOST_INT8_ROWS : MOST_FLOAT_ROWS)
+#define BLOCK 64 /* inputs per partial sum: keeps float32 accurate */
 
 UNROLLED void float_tile(const int R, const float *x, const float *w, int width, f8 sums[][2]) {
     for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0.0f);
     for (int from = 0; from < width; from += BLOCK) {
-        f8 sum[MOST_ROWS][2] = {{{0}}};
+        f8 sum[MOST_FLOAT_ROWS][2] = {{{0}}};
         for (int i = from; i < width && i < from + BLOCK; i++, w += PANEL) {
             __builtin_prefetch((const char *)w + AHEAD);
             f8 a = *(const f8 *)w, b = *(const f8 *)(w + 8);
@@ -62,32 +27,53 @@ UNROLLED void float_tile(const int R, const float *x, const float *w, int width,
     }
 }
 
-#define BY_SIZE(n, tile, ...)                                                                                          \
-    switch (n) {                                                                                                       \
-    case 1: tile(1, __VA_ARGS__); break;                                                                               \
-    case 2: tile(2, __VA_ARGS__); break;                                                                               \
-    case 3: tile(3, __VA_ARGS__); break;                                                                               \
-    case 4: tile(4, __VA_ARGS__); break;                                                                               \
-    case 5: tile(5, __VA_ARGS__); break;                                                                               \
-    case 6: tile(6, __VA_ARGS__); break;                                                                               \
+static void float_tiles(int n, const float *x, const float *w, int width, f8 sums[][2]) {
+#define TILE(R)                                                                                                        \
+    case R: float_tile(R, x, w, width, sums); break
+    switch (n) {
+        TILE(1);
+        TILE(2);
+        TILE(3);
+        TILE(4);
+        TILE(5);
+        TILE(6);
+#if MOST_FLOAT_ROWS > 6
+        TILE(7);
+        TILE(8);
+        TILE(9);
+        TILE(10);
+        TILE(11);
+        TILE(12);
+#endif
     }
-
-static void int8_sums(int n, const int16_t *q, const int8_t *w, int width, const float *scales, const float *w_scales,
-                      f8 sums[][2]) {
-    i8 whole[MOST_ROWS][2];
-    BY_SIZE(n, int8_tile, q, w, width, whole)
-    for (int r = 0; r < n; r++)
-        for (int c = 0; c < 2; c++)
-            sums[r][c] = __builtin_convertvector(whole[r][c], f8) * (splat(scales[r]) * *(const f8 *)(w_scales + 8 * c));
+#undef TILE
 }
 
-static void float_sums(int n, const float *x, const float *w, int width, f8 sums[][2]) {
-    BY_SIZE(n, float_tile, x, w, width, sums)
+static void int8_sums(int n, const input_t *q, const matrix *w, int out, const float *scales, const float *w_scales,
+                      f8 sums[][2]) {
+    int32_t whole[MOST_INT8_ROWS * PANEL];
+    int8_tiles(n, q, (const int8_t *)w->weights + (size_t)out * w->width, w->offsets + out, w->width, whole);
+    for (int r = 0; r < n; r++)
+        for (int c = 0; c < 2; c++)
+            sums[r][c] = __builtin_convertvector(*(i8 *)(whole + r * PANEL + 8 * c), f8) *
+                         (splat(scales[r]) * *(const f8 *)(w_scales + 8 * c));
+}
+
+/* y = onto + sums + biases for n outputs of a panel; onto may be NULL */
+static inline void write_panel(const f8 sums[2], const float *biases, const float *onto, int n, float *y) {
+    float from[PANEL] = {0}, to[PANEL];
+    int is_whole = n == PANEL;
+    if (onto && !is_whole) memcpy(from, onto, n * sizeof *onto);
+    const float *before = onto && is_whole ? onto : from;
+    float *after = is_whole ? y : to;
+    for (int c = 0; c < 2; c++)
+        *(f8 *)(after + 8 * c) = *(const f8 *)(before + 8 * c) + (sums[c] + *(const f8 *)(biases + 8 * c));
+    if (!is_whole) memcpy(y, to, n * sizeof *y);
 }
 
 /* PANEL outputs from `out` on of y [row][n_out] = x @ W^T + bias + onto; bias and onto may be NULL */
 static void read_panel(const matrix *w, rows x, int n_rows, const float *bias, const float *onto, int out, float *y) {
-    int n_tiles = (n_rows + MOST_ROWS - 1) / MOST_ROWS, n_out = w->n_out;
+    int most = w->scales ? MOST_INT8_ROWS : MOST_FLOAT_ROWS, n_tiles = (n_rows + most - 1) / most, n_out = w->n_out;
     int n_here = n_out - out < PANEL ? n_out - out : PANEL;
     size_t width = w->width;
     float w_scales[PANEL] = {0}, biases[PANEL] = {0};
@@ -98,16 +84,12 @@ static void read_panel(const matrix *w, rows x, int n_rows, const float *bias, c
         int n = (size_t)(tile + 1) * n_rows / n_tiles - first;
         f8 sums[MOST_ROWS][2];
         if (w->scales)
-            int8_sums(n, (const int16_t *)x.values + first * width, (const int8_t *)w->weights + out * width, width,
-                      x.scales + first, w_scales, sums);
+            int8_sums(n, (const input_t *)x.values + first * width, w, out, x.scales + first, w_scales, sums);
         else
-            float_sums(n, (const float *)x.values + first * width, (const float *)w->weights + out * width, width, sums);
+            float_tiles(n, (const float *)x.values + first * width, (const float *)w->weights + out * width, width, sums);
         for (int r = 0; r < n; r++) {
             size_t to = (first + r) * n_out + out;
-            float here[PANEL] = {0};
-            if (onto) memcpy(here, onto + to, n_here * sizeof(float));
-            for (int c = 0; c < PANEL; c += 8) *(f8 *)(here + c) += sums[r][c / 8] + *(f8 *)(biases + c);
-            memcpy(y + to, here, n_here * sizeof(float));
+            write_panel(sums[r], biases, onto ? onto + to : NULL, n_here, y + to);
         }
     }
 }

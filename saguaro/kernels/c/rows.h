@@ -36,8 +36,9 @@ static void turn(float *x, int n, int mixed) {
             }
 }
 
-/* Quantise one row of n, in a buffer of `width` (a multiple of 8): q gets n values, then zeros. Returns the scale. */
-static float round_row(float *x, int n, int width, int16_t *q) {
+/* Quantise one row of n, in a buffer of `width` (a multiple of 8): n steps, then zeros, as numbers of `size` bytes with
+   `zero` added. Returns the scale. */
+UNROLLED float round_row(float *x, int n, int width, const int size, int zero, void *q) {
     f8 most = splat(LEAST), magic = splat(12582912.0f); /* see exp8 */
     i8 is_odd = {0};
     memset(x + n, 0, (width - n) * sizeof(float));
@@ -48,8 +49,13 @@ static float round_row(float *x, int n, int width, int16_t *q) {
     }
     float top = largest(most);
     f8 to_steps = splat(STEPS / top);
-    for (int i = 0; i < width; i += 8)
-        *(h8 *)(q + i) = __builtin_convertvector((i8)fma8(*(f8 *)(x + i), to_steps, magic) - (i8)magic, h8);
+    for (int i = 0; i < width; i += 8) {
+        i8 steps = (i8)fma8(*(f8 *)(x + i), to_steps, magic) - (i8)magic + zero;
+        if (size == 1)
+            *(b8 *)((char *)q + i) = __builtin_convertvector(steps, b8);
+        else
+            *(h8 *)((int16_t *)q + i) = __builtin_convertvector(steps, h8);
+    }
     for (int i = 1; i < 8; i++) is_odd[0] |= is_odd[i];
     return is_odd[0] ? NAN : top / STEPS; /* NaN or inf in the row makes the result NaN */
 }
@@ -70,10 +76,11 @@ static void norm_row(const float *from, int n, const float *norm, float eps, flo
 }
 
 /* A matrix [n_out][n_in], int8 if it has scales; see saguaro.kernels.cpu.Matrix. Outputs are in panels of PANEL, inputs
-   are padded to width: [panel][width][PANEL] in float32, [panel][width / 2][PANEL][2] in int8. */
+   are padded to width: [panel][width][PANEL] in float32, [panel][width / TOGETHER][PANEL][TOGETHER] in int8. */
 typedef struct {
     const void *weights;
-    const float *scales; /* [n_out] */
+    const float *scales;    /* [n_out] */
+    const int32_t *offsets; /* [panel][PANEL]: see dots.h */
     int32_t n_in, width, mixed, n_out;
 } matrix;
 
@@ -91,7 +98,8 @@ static void prepare_row(const float *x, int row, int n, int mixed, const float *
     norm_row(from, n, norm, eps, y);
     if (to.scales) {
         turn(y, n, mixed);
-        to.scales[row] = round_row(y, n, width, (int16_t *)to.values + (size_t)row * width) / sqrtf((float)mixed);
+        to.scales[row] = round_row(y, n, width, sizeof(input_t), ZERO, (input_t *)to.values + (size_t)row * width) /
+                         sqrtf((float)mixed);
     } else {
         memset(y + n, 0, (width - n) * sizeof(float));
     }

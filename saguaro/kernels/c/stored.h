@@ -143,12 +143,24 @@ static void decode_row(const unpacking *u, int row, float *y) {
         for (int i = 0; i < u->n; i += n, b += n_bytes) decode_block(u->kind, b, y + i);
 }
 
+/* Output `out` of a matrix in int8, from n floats, which are overwritten; room: width bytes. */
+static void pack_row(const matrix *to, int out, float *values, int n, int8_t *room) {
+    size_t width = to->width;
+    int8_t *steps = (int8_t *)to->weights + (size_t)(out / PANEL) * PANEL * width + out % PANEL * TOGETHER;
+    turn(values, n, to->mixed);
+    ((float *)to->scales)[out] = round_row(values, n, width, 1, 0, room) / sqrtf((float)to->mixed);
+    int32_t sum = 0;
+    for (size_t i = 0; i < width; i++) sum += room[i];
+    ((int32_t *)to->offsets)[out] = -ZERO * sum;
+    for (size_t i = 0; i < width; i += TOGETHER) memcpy(steps + i * PANEL, room + i, TOGETHER);
+}
+
 static void unpack_part(const member *m, void *arg) {
     unpacking *u = arg;
     const matrix *to = u->to;
     size_t width = to ? to->width : u->n;
-    float *room = malloc(width * (sizeof(float) + sizeof(int16_t)));
-    int16_t *q = (int16_t *)(room + width);
+    float *room = malloc(width * (sizeof(float) + sizeof(int8_t)));
+    int8_t *q = (int8_t *)(room + width);
     (void)m;
     for (int row; (row = atomic_fetch_add(&u->next, 1) * PANEL) < u->n_rows;)
         for (int last = row + PANEL < u->n_rows ? row + PANEL : u->n_rows; row < last; row++) {
@@ -156,13 +168,7 @@ static void unpack_part(const member *m, void *arg) {
             size_t at = (size_t)(out / PANEL) * PANEL * width;
             decode_row(u, row, to ? room : u->y + (size_t)row * u->n);
             if (to && to->scales) {
-                char *steps = (char *)to->weights + at + out % PANEL * 2;
-                turn(room, u->n, to->mixed);
-                ((float *)to->scales)[out] = round_row(room, u->n, to->width, q) / sqrtf((float)to->mixed);
-                for (size_t i = 0; i < width; i += 2) {
-                    int8_t pair[2] = {(int8_t)q[i], (int8_t)q[i + 1]};
-                    memcpy(steps + i * PANEL, pair, 2);
-                }
+                pack_row(to, out, room, u->n, q);
             } else if (to) {
                 float *values = (float *)to->weights + at + out % PANEL;
                 memset(room + u->n, 0, (width - u->n) * sizeof(float));

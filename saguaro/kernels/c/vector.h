@@ -9,6 +9,7 @@ typedef int32_t i8 __attribute__((vector_size(32), aligned(4)));
 typedef uint32_t u8 __attribute__((vector_size(32), aligned(4)));
 typedef int16_t h8 __attribute__((vector_size(16), aligned(2)));
 typedef int16_t h16 __attribute__((vector_size(32), aligned(2)));
+typedef int8_t b8 __attribute__((vector_size(8), aligned(1)));
 typedef int8_t b16 __attribute__((vector_size(16), aligned(1)));
 
 /* Shuffle the lanes of two vectors; those of the second are 8 to 15. */
