@@ -8,8 +8,10 @@ A cell is (draft, cores, sampling, batch). Every group of prompts is generated b
 in a rotating order. `auto cold` starts with nothing learnt, `auto tuned` with what `saguaro tune` has just measured.
 Every setting has served one token when the clock starts, so the first rounds count; what holds for the first 100 rounds
 is given too. The best fixed setting is the fastest one of this run. Among many equally fast ones that is the luckiest,
-so an `auto` that is as fast as they are gets slightly less than 1. `noisy:E` is the default draft with noise (0.4: one
-verified token of ten is accepted). The exit status is 1 if an output differs from that of `ar`.
+so an `auto` that is as fast as they are gets slightly less than 1. The median of the ratios of single groups, which are
+run one after the other, suffers less from other load. `ar again` is `ar` a second time: its ratio shows the noise.
+`noisy:E` is the default draft with noise (0.4: one verified token of ten is accepted). The exit status is 1 if an
+output differs from that of `ar`.
 """
 
 import json
@@ -18,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -38,7 +41,7 @@ from saguaro.measure.candidate import Candidate, Timed, results, table, verdict
 from saguaro.measure.interleaved import generate_by, run_in_turn, seeded
 from saguaro.model.default import DRAFT
 
-COLD, TUNED = "auto cold", "auto tuned"
+COLD, TUNED, AGAIN = "auto cold", "auto tuned", "ar again"
 CHAINS = tuple(f"sd:{k}" for k in range(1, 9))
 TREES = ("sd:4:8:8:2", "sd:8:8:16:4")
 MOST_PROMPTS = 10**6
@@ -101,17 +104,20 @@ class Cell:
 
 @dataclass(frozen=True)
 class Ratios:
-    """One `auto` against the best fixed setting and against ar: in all, and in its first rounds."""
+    """One `auto` against the best fixed setting and against ar: in all, in the median group, in its first rounds."""
 
     best: str
     of_best: float
     of_ar: float
+    median_of_best: float
+    median_of_ar: float
     early_of_best: float
     early_of_ar: float
 
     def __str__(self) -> str:
         early = f"first {EARLY} rounds {self.early_of_best:.2f} and {self.early_of_ar:.2f}"
-        return f"{self.of_best:.2f} of the best fixed setting ({self.best}), {self.of_ar:.2f} of ar; {early}"
+        middle = f"median group {self.median_of_best:.2f} and {self.median_of_ar:.2f}"
+        return f"{self.of_best:.2f} of the best fixed setting ({self.best}), {self.of_ar:.2f} of ar; {middle}; {early}"
 
 
 @dataclass
@@ -127,7 +133,7 @@ class Report:
         rows = results(entrants)
         console = Console()
         Console(width=max(console.width, WIDTH)).print(table(rows))
-        ratios = {one.name: ratios_of(one, entrants) for one in entrants if one.name in (COLD, TUNED)}
+        ratios = {one.name: ratios_of(one, entrants) for one in entrants if one.name in (COLD, TUNED, AGAIN)}
         for name, each in ratios.items():
             print(f"{name}: {each}", flush=True)
         found = {name: asdict(each) for name, each in ratios.items()}
@@ -173,7 +179,7 @@ def measure(cell: Cell, args: Args, report: Report) -> int:
         which = ModelArgs(model=args.model)
         engine = engine_args(cell, args, Path(folder))
         settings = {name: settings_of(name) for name in fixed_settings(args, cell.cores)}
-        settings |= {name: {"learnt_dir": "none", **own} for name, own in settings.items()}
+        settings = {name: {"learnt_dir": "none", **own} for name, own in {**settings, AGAIN: settings["ar"]}.items()}
         settings[COLD] = {"learnt_dir": str(Path(folder) / "cold")}
         if args.tune_seconds:
             settings[TUNED] = {"learnt_dir": str(Path(folder) / "tuned")}
@@ -215,7 +221,7 @@ def fixed_settings(args: Args, n_cores: int) -> list[str]:
 
 def ratios_of(auto: Candidate, entrants: Sequence[Candidate]) -> Ratios:
     """How fast `auto` is, relative to the best fixed setting and to ar, which is the first."""
-    fixed = [one for one in entrants if one.name not in (COLD, TUNED)]
+    fixed = [one for one in entrants if one.name not in (COLD, TUNED, AGAIN)]
     best = max(fixed, key=lambda one: one.tok_s)
     n = next((at for at, run in enumerate(auto.runs, 1) if run.n_rounds >= EARLY), len(auto.runs))
     early = speed_of(auto.runs[:n])
@@ -223,9 +229,16 @@ def ratios_of(auto: Candidate, entrants: Sequence[Candidate]) -> Ratios:
         best=best.name,
         of_best=auto.tok_s / best.tok_s,
         of_ar=auto.tok_s / fixed[0].tok_s,
+        median_of_best=median_ratio(auto, best),
+        median_of_ar=median_ratio(auto, fixed[0]),
         early_of_best=early / speed_of(best.runs[:n]),
         early_of_ar=early / speed_of(fixed[0].runs[:n]),
     )
+
+
+def median_ratio(one: Candidate, other: Candidate) -> float:
+    """How much faster the first is, in the median group."""
+    return median(speed_of([a]) / speed_of([b]) for a, b in zip(one.runs, other.runs, strict=True))
 
 
 def speed_of(runs: Sequence[Timed]) -> float:

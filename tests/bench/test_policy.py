@@ -8,7 +8,7 @@ import pytest
 
 import bench.cells
 import bench.policy
-from bench.policy import COLD, EARLY, TUNED, Args, Cell, fixed_settings, main, ratios_of
+from bench.policy import AGAIN, COLD, EARLY, TUNED, Args, Cell, fixed_settings, main, ratios_of
 from saguaro.errors import ConfigError
 from saguaro.measure.candidate import Candidate, Timed
 from saguaro.model.tiny import write_tiny
@@ -34,10 +34,10 @@ def test_a_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "== draft drop:1, 1 cores, temperature 0.7, top-p 0.95, batch 2" in shown
     assert "tuned: The draft will run in the target's thread" in shown
     assert f"{COLD}: " in shown
-    assert f"identical output: ar, sd:2, ssd:2:4/always, {COLD}, {TUNED}" in shown
+    assert f"identical output: ar, sd:2, ssd:2:4/always, {AGAIN}, {COLD}, {TUNED}" in shown
     (cell,) = json.loads(out.read_text())["cells"]
-    assert [row["method"] for row in cell["results"]] == ["ar", "sd:2", "ssd:2:4/always", COLD, TUNED]
-    assert set(cell["ratios"]) == {COLD, TUNED}
+    assert [row["method"] for row in cell["results"]] == ["ar", "sd:2", "ssd:2:4/always", AGAIN, COLD, TUNED]
+    assert set(cell["ratios"]) == {COLD, TUNED, AGAIN}
     assert (cell["draft"], cell["cores"], cell["batch"]) == ("drop:1", 1, 2)
 
 
@@ -49,12 +49,13 @@ def runs(*each: tuple[float, int]) -> Candidate:
 
 
 def test_auto_is_judged_in_all_and_in_its_first_rounds() -> None:
-    ar, sd, auto = runs((2.0, 10), (2.0, 20), (2.0, 30)), runs((1.0, 5), (1.0, 9), (1.0, 15)), runs()
+    ar, sd = runs((2.0, 10), (2.0, 20), (2.0, 30)), runs((1.0, 5), (1.0, 9), (1.0, 15))
     auto = runs((4.0, EARLY - 1), (1.0, EARLY), (1.0, EARLY + 9))
     ar.name, sd.name, auto.name = "ar", "sd:4", COLD
     found = ratios_of(auto, [ar, sd, auto])
     assert found.best == "sd:4"
     assert [found.of_best, found.of_ar] == pytest.approx([0.5, 1.0])
+    assert [found.median_of_best, found.median_of_ar] == pytest.approx([1.0, 2.0]), "one slow group is no matter"
     assert [found.early_of_best, found.early_of_ar] == pytest.approx([0.4, 0.8])
 
 
