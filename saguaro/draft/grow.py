@@ -11,6 +11,7 @@ run operation by operation.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -90,7 +91,7 @@ class TreeDrafter(DraftTexts):
 
     def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> bool:
         """Compute more of texts that are far behind."""
-        with self._stream():
+        with self._working():
             return super().read(rows, is_late, seconds)
 
     @torch.inference_mode()
@@ -112,7 +113,7 @@ class TreeDrafter(DraftTexts):
         shape = self._shape.at(len(ready), max(n for _, n in ready))
         found = self._run("respond", [row for row, _ in ready], self._growth.respond, shape)
         size = bucket(len(ready)) if self._is_captured else len(ready)
-        with self._stream():
+        with self._working():
             self._graphs.run(("settle", size), partial(self._growth.settle, size))
         missed = {row.slot for row, _ in wanted}
         for (row, n), (is_hit, *nodes) in zip(ready, found, strict=True):
@@ -157,7 +158,7 @@ class TreeDrafter(DraftTexts):
         rows = [row for row in rows if row.slot in self._in_flight]
         if not rows or is_late():
             return None
-        with self._stream():
+        with self._working():
             self._began.mark()
             size = self._write(rows)
             shape = self._shape.at(size, self._shape.nodes)
@@ -180,19 +181,23 @@ class TreeDrafter(DraftTexts):
             n = min(len(row.speculation), self._shape.lookahead)  # as many as were put into the tree
             self._in_flight[row.slot] = [AT_PLACE - 1 - k for k in range(n)]
 
+    def _working(self) -> AbstractContextManager[object]:
+        """Where the draft computes: on its stream of a GPU, or on the library's threads."""
+        return self.runner.threads() if self.runner.is_native else self._stream()
+
     def state(self) -> State:
         """See Drafter."""
-        with self._stream():
+        with self._working():
             return {"chances": self._growth.chances.state()}
 
     def restore(self, state: State) -> None:
         """See Drafter."""
-        with self._stream():
+        with self._working():
             self._growth.chances.restore(state["chances"])
 
     def warm(self, size: int) -> None:
         """Capture the functions for batches of this size, with padding rows."""
-        with self._stream(), torch.inference_mode():
+        with self._working(), torch.inference_mode():
             self._lines[:size] = self._padding_line()
             self._growth.lines.send(size)
             self._sent.mark()
@@ -218,7 +223,7 @@ class TreeDrafter(DraftTexts):
         budget: GrowthBudget | None = None,
     ) -> list[list[int]]:
         """Run a function for these rows. Returns whether each was a hit, then node, token and parent by turns."""
-        with self._stream():
+        with self._working():
             if name != "respond":
                 shape = replace(shape, n_text=self._catch_up(rows))
             size = self._write(rows)

@@ -1,6 +1,7 @@
 """One forward step of one model over paged KV: a captured step is replayed, any other runs operation by operation."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from saguaro.attention.sdpa import AttentionBackend
 from saguaro.attention.step import Segment, Step, make_step
 from saguaro.device.graphs import bucket
 from saguaro.kernels.bundle import Kernels
+from saguaro.kernels.native import own_threads
 from saguaro.kv.memory import KVCache
 from saguaro.model.products import Products
 from saguaro.model.transformer import Transformer
@@ -48,6 +50,10 @@ class Runner:
     def is_native(self) -> bool:
         """Whether all layers are one native call."""
         return self._native is not None
+
+    def threads(self) -> AbstractContextManager[None]:
+        """Context for steps and what follows them: torch's operations leave the cores to the native call."""
+        return own_threads() if self.is_native else nullcontext()
 
     def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | tuple[Tensor, Tensor | None]:
         """Run a step of these rows: a captured one with what follows it, if there is one and `is_followed`.

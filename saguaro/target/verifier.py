@@ -4,8 +4,8 @@ The runner replays a captured step if it has one for the rows. That step also de
 for its outcome. Any other request is decided on the host, from the step's logits.
 """
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -41,12 +41,16 @@ class Pending:
     decided: Followed | Decision  # by the captured step, or by the host; its tensors may still be computed
     raw: Tensor | None = None  # [L, known V] unmodified logits, if logprobs are requested
     scored: tuple[tuple[TokenLogprobs, ...], ...] = ()  # [R] of prompt tokens, if requested
+    threads: Callable[[], AbstractContextManager[None]] = nullcontext  # of the runner
 
     def outcome(self) -> Outcome:
         """Wait for the result."""
         slots = torch.tensor(self.slots, dtype=torch.int64)
         outcome = Outcome(slots, self.spec.length, *self._decision(), (), self.scored)
-        return outcome if self.raw is None else replace(outcome, logprobs=self._logprobs(outcome, self.raw))
+        if self.raw is None:
+            return outcome
+        with self.threads():
+            return replace(outcome, logprobs=self._logprobs(outcome, self.raw))
 
     def seconds(self) -> float | None:
         """Device time of a captured step, available after the result; None: the host measures launch and wait."""
@@ -94,7 +98,7 @@ class Verifier:
     def launch(self, batch: Batch, spec: Speculation) -> Pending:
         """Start computing a batch. spec has one row per sampling row, at most as long as its lookahead."""
         pinned = nullcontext() if self._pins is None else self._pins(sum(row.n_tokens for row in batch.rows))
-        with guard(self._runner.device), pinned:
+        with guard(self._runner.device), pinned, self._runner.threads():
             return self._launch(batch, spec)
 
     def _launch(self, batch: Batch, spec: Speculation) -> Pending:
@@ -111,7 +115,8 @@ class Verifier:
         raw = logits[:, : self._n_known].clone() if wants_logprobs else None
         decision = self.decide(batch, spec, drafted, logits)
         self.straighten(batch, decision)
-        return Pending(batch, spec, slots, drafted, decision, raw, self._score(batch, segments, hidden))
+        scored = self._score(batch, segments, hidden)
+        return Pending(batch, spec, slots, drafted, decision, raw, scored, self._runner.threads)
 
     def decide(self, batch: Batch, spec: Speculation, drafted: list[list[int]], logits: Tensor) -> Decision:
         """Apply the rule to the logits, [L, V], after the text and each speculated token of every sampling row."""

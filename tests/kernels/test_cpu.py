@@ -301,3 +301,17 @@ def test_a_model_packed_as_it_is_loaded_has_the_same_bytes(tied: bool, tmp_path:
         assert isinstance(other, Int8Weight)
         assert torch.equal(one.steps, other.steps)
         assert torch.equal(one.scales, other.scales)
+
+
+def test_torch_has_one_thread_and_the_library_as_many_as_before(threads: Threads) -> None:
+    threads(3)
+    with native.own_threads():
+        assert (torch.get_num_threads(), native.n_threads()) == (1, 3)
+        with native.own_threads():
+            assert (torch.get_num_threads(), native.n_threads()) == (1, 3)
+        assert (torch.get_num_threads(), native.n_threads()) == (1, 3)
+    assert (torch.get_num_threads(), native.n_threads()) == (3, 3)
+    with pytest.raises(ValueError, match="inside"), native.own_threads():
+        raise ValueError("inside")
+    threads(2)
+    assert (torch.get_num_threads(), native.n_threads()) == (2, 2)
