@@ -113,6 +113,15 @@ def bucket(n: int) -> int:
     return next((size for size in BUCKETS if size >= n), -(-n // BUCKETS[-1]) * BUCKETS[-1])
 
 
+def captured_sizes(n: int) -> list[int]:
+    """The batch sizes to capture for up to n rows, largest first: the others share its memory.
+
+    >>> captured_sizes(5)
+    [8, 4, 2, 1]
+    """
+    return [size for size in reversed(BUCKETS) if size <= bucket(n)]
+
+
 def as_float(bits: Tensor) -> Tensor:  # int64 -> float32
     """Reinterpret float32 bits that were packed into integers.
 

@@ -20,7 +20,7 @@ from saguaro import __version__
 from saguaro.algo.tree import nodes_at
 from saguaro.config import DraftConfig, EngineConfig, format_bytes
 from saguaro.device.affinity import Affinity, split_cores, usable_cores
-from saguaro.device.graphs import BUCKETS, bucket, guard
+from saguaro.device.graphs import bucket, captured_sizes, guard
 from saguaro.device.machine import device_model
 from saguaro.draft.load import load_draft
 from saguaro.draft.policy.kept import KeptFile, file_name
@@ -184,7 +184,7 @@ class Assembly:
         """Upper estimate of the bytes that steps need in addition to weights, keys and values."""
         config, spec = self.config, self.target.model.spec
         rows = bucket(config.max_batch_rows)
-        most = max(size * (nodes_at(size, self.nodes, config.lookahead) + 1) for size in BUCKETS if size <= rows)
+        most = max(size * (nodes_at(size, self.nodes, config.lookahead) + 1) for size in captured_sizes(rows))
         logits = 2 * 4 * most * spec.n_vocab
         per_token = 4 * (2 * spec.intermediate + 4 * spec.hidden + 4 * spec.n_heads * spec.head_dim)
         n_bytes = logits + (config.max_batch_tokens + most) * per_token
@@ -276,8 +276,8 @@ class Assembly:
         if not isinstance(verifier, Verifier) or not verifier.runs_ahead:
             return
         before = torch.cuda.mem_get_info(self.target.model.device)[0]
-        sizes = [size for size in BUCKETS if size <= bucket(self.config.max_batch_rows)]
-        for done, size in enumerate(reversed(sizes)):  # largest first: the others share its memory
+        sizes = captured_sizes(self.config.max_batch_rows)
+        for done, size in enumerate(sizes):
             progress("capturing", done, len(sizes))
             verifier.warm(size)
             if isinstance(link, Inline):

@@ -147,10 +147,12 @@ def _end_with(life: socket.socket, parent: int) -> None:
     os._exit(0)
 
 
-def _draft_side(config: "DraftConfig") -> Side:
+def build_draft(config: "DraftConfig") -> Side:
+    """Load the draft and build its side. On a GPU its steps are captured now, not in the first rounds."""
     import torch
 
     from saguaro import methods
+    from saguaro.device.graphs import captured_sizes
     from saguaro.draft.load import load_draft
     from saguaro.kernels.bundle import kernels_for
 
@@ -158,8 +160,12 @@ def _draft_side(config: "DraftConfig") -> Side:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     model = load_draft(config, None) if config.draft is not None else None
-    return methods.draft_side(config, model, kernels_for(device))
+    kernels = kernels_for(device)
+    side = methods.draft_side(config, model, kernels)
+    for size in captured_sizes(config.max_rows) if kernels is not None else ():
+        side.warm(size)
+    return side
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:], _draft_side)
+    main(sys.argv[1:], build_draft)

@@ -4,12 +4,20 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
+import pytest
+
+from saguaro.kernels import bundle
+from saguaro.kernels.bundle import plain_kernels
 from saguaro.link.channel import Channel
 from saguaro.link.frame import Message, MessageKind
 from saguaro.link.wire import DraftRequest, WireLimits, decode_reply, encode_request, encode_settings
-from saguaro.link.worker import serve
+from saguaro.link.worker import build_draft, serve
+from saguaro.model.tiny import write_tiny
+from saguaro.round import DraftSide
 from saguaro.types import Joined
+from tests.draft.config import new_config
 from tests.link.echo import Echo
 from tests.link.target import draft_config
 
@@ -100,3 +108,16 @@ def test_what_is_out_of_order_ends_it() -> None:
     assert refuses(ready, (MessageKind.TURN, 2, settings))
     assert refuses(ready, (MessageKind.TURN, 2, encode_request(DraftRequest(slots=[CONFIG.max_rows], room=[1]))))
     assert not refuses(ready, (MessageKind.TURN, 2, turn))
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_draft_is_captured_before_its_first_turn(
+    is_captured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    write_tiny(tmp_path, "llama")
+    config = new_config(64, draft=str(tmp_path), target=str(tmp_path), max_rows=3)
+    monkeypatch.setattr(bundle, "kernels_for", lambda device: plain_kernels() if is_captured else None)
+    monkeypatch.setattr(DraftSide, "warm", lambda side, size: sizes.append(size))
+    assert isinstance(build_draft(config), DraftSide)
+    assert sizes == ([4, 2, 1] if is_captured else [])
