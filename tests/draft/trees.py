@@ -18,35 +18,36 @@ class Entry:
 
 def entries(trees: Trees, row: int) -> dict[Path, Entry]:
     """Every node below a row's root, by the tokens that lead to it; fails if an invariant does not hold."""
-    width = trees.token.shape[2]
-    root = int(trees.root[row])
-    assert int(trees.node[row, root]) == ROOT
-    assert int(trees.depth[row, root]) == 0
-    text = int(trees.position[row, root]) + 1
+    root, width = int(trees.root[row]), trees.token.shape[2]
+    tensors = (trees.node, trees.depth, trees.position, trees.path, trees.token, trees.score, trees.place)
+    node_of, depth, position, paths, token, score, place_of = (tensor[row].tolist() for tensor in tensors)
+    assert node_of[root] == ROOT
+    assert depth[root] == 0
+    text = position[root] + 1
     found: dict[Path, Entry] = {}
     used = {root, trees.unused}
     todo: list[tuple[Path, int, list[int], float]] = [((), root, [], 0.0)]
     while todo:
         path, place, places, own = todo.pop()
-        assert int(trees.depth[row, place]) == len(path)
-        assert int(trees.position[row, place]) == text - 1 + len(path)
-        assert trees.path[row, place].tolist() == [*places, *[-1] * (trees.path.shape[2] - len(places))]
-        tokens, scores = trees.token[row, place].tolist(), trees.score[row, place].tolist()
+        assert depth[place] == len(path)
+        assert position[place] == text - 1 + len(path)
+        assert paths[place] == [*places, *[-1] * (len(paths[place]) - len(places))]
+        tokens, scores = token[place], score[place]
         listed = [rank for rank in range(width) if scores[rank] > NEVER]
         assert len({tokens[rank] for rank in listed}) == len(listed), "siblings with the same token"
         for rank in listed:
             assert scores[rank] < own, "a score that does not fall"
-            child, node = int(trees.place[row, place, rank]), place * width + rank
+            child, node = place_of[place][rank], place * width + rank
             found[*path, tokens[rank]] = Entry(node, scores[rank], child)
             if child >= 0:
                 assert child not in used, "two nodes at one place"
-                assert int(trees.node[row, child]) == node
+                assert node_of[child] == node
                 used.add(child)
                 todo.append(((*path, tokens[rank]), child, [*places, child], scores[rank]))
     assert used == {place for place, is_used in enumerate(trees.is_used[row].tolist()) if is_used}
-    assert bool((trees.score[row, trees.unused] == NEVER).all())
-    listing = [place for place in range(trees.unused) if bool((trees.score[row, place] > NEVER).any())]
-    assert set(listing) <= used, "children of a place that is free"
+    assert all(each == NEVER for each in score[trees.unused])
+    listing = {place for place in range(trees.unused) if max(score[place]) > NEVER}
+    assert listing <= used, "children of a place that is free"
     return found
 
 
