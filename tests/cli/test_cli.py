@@ -31,6 +31,26 @@ def saguaro(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*SAGUARO, *args], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
 
+class Here:
+    """The command in this process, without another two seconds of imports: for what a process has shown already."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *args: str) -> subprocess.CompletedProcess[str]:
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(args)
+        said = self._capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return subprocess.CompletedProcess(args, ended.value.code, said.out, said.err)
+
+
+@pytest.fixture
+def here(capsys: pytest.CaptureFixture[str]) -> Here:
+    return Here(capsys)
+
+
 @pytest.mark.parametrize("command", ["generate", "chat", "serve", "compare", "bench", "tune", "info", "distill"])
 def test_every_command_tells_its_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """No two of a command's flags have the same name: that shows when they are put together."""
@@ -55,17 +75,17 @@ def test_generate_prints_one_json_object_per_prompt_in_order(tiny: str, tmp_path
     assert done.returncode == 1
 
 
-def test_generate_streams_text_and_reports_metrics(tiny: str) -> None:
+def test_generate_streams_text_and_reports_metrics(tiny: str, here: Here) -> None:
     args = ("generate", "--model", tiny, "--prompt", "the", "--max-tokens", "8", "--temperature", "0")
     done = saguaro(*args, "--metrics")
     assert done.returncode == 0, done.stderr
     assert "tok/s" in done.stderr
     assert "imports" in done.stderr
-    line = json.loads(saguaro(*args, "--json", "--method", "ar").stdout)
+    line = json.loads(here(*args, "--json", "--method", "ar").stdout)
     assert done.stdout == line["text"] + "\n"
 
 
-def test_generate_keeps_to_a_schema_or_a_choice(tiny: str, tmp_path: Path) -> None:
+def test_generate_keeps_to_a_schema_or_a_choice(tiny: str, tmp_path: Path, here: Here) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text(
         '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "additionalProperties": false, "required": ["a"]}'
@@ -73,16 +93,16 @@ def test_generate_keeps_to_a_schema_or_a_choice(tiny: str, tmp_path: Path) -> No
     args = ("generate", "--model", tiny, "--prompt", "the", "--seed", "3", "--max-tokens", "40")
     done = saguaro(*args, "--json-schema", str(schema), "--json")
     assert json.loads(json.loads(done.stdout)["text"])["a"] in (1, 2), done.stderr
-    assert saguaro(*args, "--choice", "an end").stdout == "an end\n"
-    twice = saguaro(*args, "--choice", "an end", "--regex", "a")
+    assert here(*args, "--choice", "an end").stdout == "an end\n"
+    twice = here(*args, "--choice", "an end", "--regex", "a")
     assert (twice.returncode, twice.stderr) == (
         2,
         "saguaro: structured has regex and choice; give exactly one of json, regex, choice, grammar\n",
     )
-    assert "nowhere.json cannot be read" in saguaro(*args, "--json-schema", "nowhere.json").stderr
+    assert "nowhere.json cannot be read" in here(*args, "--json-schema", "nowhere.json").stderr
 
 
-def test_generate_writes_rounds_and_colours_without_changing_the_text(tiny: str, tmp_path: Path) -> None:
+def test_generate_writes_rounds_and_colours_without_changing_the_text(tiny: str, tmp_path: Path, here: Here) -> None:
     record, trace = tmp_path / "rounds.jsonl", tmp_path / "trace.json"
     args = ["generate", "--model", tiny, "--prompt", "the the the the", "--max-tokens", "12", "--temperature", "0"]
     args += ["--method", "ngram", "--metrics", "--ignore-eos"]
@@ -94,7 +114,7 @@ def test_generate_writes_rounds_and_colours_without_changing_the_text(tiny: str,
     assert sum(row["n_tokens"] for one in rounds for row in one["rows"]) == 12
     names = [entry["name"] for entry in json.loads(trace.read_text())["traceEvents"]]
     assert names.count("launch") == names.count("respond") == len(rounds)
-    assert done.stdout.replace("\x1b[33m", "").replace("\x1b[0m", "") == saguaro(*args).stdout
+    assert done.stdout.replace("\x1b[33m", "").replace("\x1b[0m", "") == here(*args).stdout
 
 
 @pytest.mark.parametrize(
@@ -175,21 +195,21 @@ def test_a_reader_that_leaves_is_no_error_to_speak_of(tiny: str) -> None:
         assert process.wait(timeout=60) == 1
 
 
-def test_info_describes_the_model(tiny: str) -> None:
+def test_info_describes_the_model(tiny: str, here: Here) -> None:
     facts = json.loads(saguaro("info", "--model", tiny, "--kv-memory", "1MiB", "--json").stdout)
     assert facts["architecture"] == "LlamaForCausalLM"
     assert facts["kv_bytes"] <= 2**20
     assert facts["kv_tokens"] * facts["kv_bytes_per_token"] == facts["kv_bytes"]
     assert facts["learnt"] is facts["placement"] is None, "there is no draft"
-    assert "max model len" in saguaro("info", "--model", tiny).stdout
+    assert "max model len" in here("info", "--model", tiny).stdout
 
 
-def test_info_says_what_was_learnt(tiny: str, tmp_path: Path) -> None:
+def test_info_says_what_was_learnt(tiny: str, tmp_path: Path, here: Here) -> None:
     args = ("info", "--model", tiny, "--draft", "drop:1", "--json")
-    facts = json.loads(saguaro(*args, "--learnt-dir", str(tmp_path)).stdout)
+    facts = json.loads(here(*args, "--learnt-dir", str(tmp_path)).stdout)
     assert facts["learnt"] == "nothing yet; run saguaro tune"
     assert facts["placement"] == "in the target's thread"
-    assert json.loads(saguaro(*args).stdout)["learnt"] == "not kept: learnt_dir is none"
+    assert json.loads(here(*args).stdout)["learnt"] == "not kept: learnt_dir is none"
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(default_folder: Path) -> None:
