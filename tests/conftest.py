@@ -1,4 +1,4 @@
-"""What tests share: threads, and the default model."""
+"""What tests share: threads, the default model, and the order of files."""
 
 import os
 
@@ -14,6 +14,35 @@ import torch
 from saguaro import LLM
 from saguaro.llm import default_cache
 from saguaro.model.default import fetch_default
+
+# The files that take longest begin: one that begins last is waited for by all other processes.
+LONGEST = (
+    "kernels/test_compiled.py",
+    "round/test_conformance.py",
+    "round/test_exact.py",
+    "round/test_unprepared.py",
+    "serve/http/test_command.py",
+    "cli/test_start.py",
+    "kernels/test_instruction_sets.py",
+    "cli/test_cli.py",
+    "distill/test_command.py",
+    "serve/http/test_schema.py",
+    "kernels/test_grow.py",
+    "round/test_capturable.py",
+    "link/test_process.py",
+    "serve/http/test_structured.py",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """pytest-xdist hands files out in the order of collection, not by how many tests they have."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first."""
+    rank = {Path(__file__).parent / name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 @pytest.fixture(autouse=True, scope="module")
