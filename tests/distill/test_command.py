@@ -48,13 +48,21 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
-def refuse(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command that cannot be run says; in this process, because it ends soon."""
+def run_here(command: list[str], capsys: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
+    """In this process, without another two seconds of imports."""
+    capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main(command[3:])
     said = capsys.readouterr()
-    assert (ended.value.code, said.out) == (2, "")
-    return said.err
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(command, ended.value.code, said.out, said.err)
+
+
+def refuse(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command that cannot be run says."""
+    done = run_here(command, capsys)
+    assert (done.returncode, done.stdout) == (2, "")
+    return done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +102,9 @@ def test_it_drafts_and_changes_no_token(made: tuple[Path, dict[str, Any]], targe
         assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
 
 
-def test_prompts_of_the_target_itself_and_int8(target: Path, tmp_path: Path) -> None:
+def test_prompts_of_the_target_itself_and_int8(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without any prompts: ours beside what the target asks; stored in 8 bits."""
     out = tmp_path / "draft"
     command = arguments(target, Path("none"), out, {"questions": 40, "stored": "int8", "max_tokens": 16})
@@ -107,21 +117,8 @@ def test_prompts_of_the_target_itself_and_int8(target: Path, tmp_path: Path) -> 
     assert 0 < said["prompts"]["own_questions"] <= 40
     stored = load_file(out / "model.safetensors")
     assert stored["lm_head.weight"].dtype == torch.int8
-    done = run(
-        [
-            *command[:2],
-            "saguaro",
-            "generate",
-            "--model",
-            str(target),
-            "--draft",
-            str(out),
-            "--prompt",
-            "a",
-            "--max-tokens",
-            "9",
-        ]
-    )
+    asked = ["generate", "--model", str(target), "--draft", str(out), "--prompt", "a", "--max-tokens", "9"]
+    done = run_here([*command[:3], *asked], capsys)
     assert done.returncode == 0, done.stderr
 
 
@@ -133,13 +130,18 @@ def without(command: list[str], *flags: str) -> list[str]:
 
 @pytest.mark.parametrize("head", [None, 100])
 def test_a_draft_begun_from_another(
-    made: tuple[Path, dict[str, Any]], target: Path, prompts: Path, tmp_path: Path, head: int | None
+    made: tuple[Path, dict[str, Any]],
+    target: Path,
+    prompts: Path,
+    tmp_path: Path,
+    head: int | None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It has the layers of the first and its head or another, and begins where that one ended."""
     start, first = made
     given = {"start": start, **({} if head is None else {"head": head})}
     left_out = ["--layers", *([] if head else ["--head"])]
-    done = run(without(arguments(target, prompts, tmp_path / "more", given), *left_out))
+    done = run_here(without(arguments(target, prompts, tmp_path / "more", given), *left_out), capsys)
     assert done.returncode == 0, done.stderr
     more = json.loads(done.stdout)
     assert more["texts"]["head_rows"] == (head or first["texts"]["head_rows"])
