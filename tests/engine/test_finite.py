@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saguaro import LLM, SamplingParams
+from saguaro.cli.main import main
 from saguaro.engine import assembly
 from saguaro.engine.results import Result
 from saguaro.kernels import native
@@ -166,20 +167,30 @@ def saguaro(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
 
 
-def test_generate_says_so_and_fails(folder: Path, tmp_path: Path) -> None:
+def here(*args: str, capsys: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
+    """In this process, without another two seconds of imports."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    said = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(args, ended.value.code, said.out, said.err)
+
+
+def test_generate_says_so_and_fails(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = saguaro("generate", "--model", str(folder), "--prompt", "aqua", "--max-tokens", "4")
     assert (done.returncode, done.stdout, done.stderr) == (1, "\n", f"saguaro: {NOT_FINITE}\n")
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("the end\naqua\n")
     args = ("generate", "--model", str(folder), "--prompts", str(prompts), "--max-tokens", "4", "--temperature", "0")
-    done = saguaro(*args, "--json", "--logprobs", "3")
+    done = here(*args, "--json", "--logprobs", "3", capsys=capsys)
     first, second = (json.loads(line, parse_constant=pytest.fail) for line in done.stdout.splitlines())
     assert (first["finish_reason"], "error" in first, len(first["logprobs"])) == ("length", False, 4)
     assert (second["finish_reason"], second["error"], second["logprobs"]) == ("error", NOT_FINITE, [])
     assert done.returncode == 1
 
 
-def test_json_has_no_infinity(tmp_path: Path) -> None:
+def test_json_has_no_infinity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A reduced head cannot say most tokens: their logprob is minus infinity."""
     folder = write_tiny(tmp_path, "llama")
     tensors = load_file(folder / "model.safetensors")
@@ -187,7 +198,7 @@ def test_json_has_no_infinity(tmp_path: Path) -> None:
     save_file({**tensors, "lm_head.weight": tensors["lm_head.weight"][ids]}, folder / "model.safetensors")
     save_file({"ids": ids}, folder / "token_map.safetensors")
     args = ("generate", "--model", str(folder), "--prompt", "x", "--max-tokens", "2", "--json", "--logprobs", "5")
-    done = saguaro(*args)
+    done = here(*args, capsys=capsys)
     (line,) = (json.loads(line, parse_constant=pytest.fail) for line in done.stdout.splitlines())
     assert sorted(line["logprobs"][0]["top"].values())[:2] == [-9999.0, -9999.0]
 
