@@ -23,6 +23,7 @@ Words = TypeVar("Words", Tensor, NDArray[Any])  # 32-bit words in 64 bits: int64
 
 DOMAIN = 0x5A6  # separates this use of a seed from others
 COIN_DOMAIN = 0x5A7
+IN_CACHE = 2**14  # blocks that are computed at a time on a CPU: they fit into the core's cache
 _LOW = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -114,9 +115,10 @@ def gumbel_all(seeds: Tensor, positions: Tensor, n_vocab: int) -> Tensor:
     """Gumbel noise of every token: seeds [R], positions [R] -> [R, V] float32."""
     blocks = torch.arange((n_vocab + 3) // 4, device=seeds.device)[None]
     seeds, positions = seeds[:, None], positions[:, None]
-    if seeds.device.type == "cpu":  # row by row: one row fits into the core's cache
-        rows = [_lanes(seeds[r : r + 1], positions[r : r + 1], blocks) for r in range(len(seeds))]
-        lanes = torch.cat(rows)
+    if seeds.device.type == "cpu":
+        n = max(1, IN_CACHE // blocks.shape[1])
+        parts = zip(seeds.split(n), positions.split(n), strict=True)
+        lanes = torch.cat([_lanes(*part, blocks) for part in parts])
     else:
         lanes = _lanes(seeds, positions, blocks)  # [R, V/4, 4]
     return _to_gumbel(lanes.flatten(1)[:, :n_vocab])

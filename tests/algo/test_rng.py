@@ -81,6 +81,15 @@ def test_noise_depends_neither_on_the_batch_nor_on_the_other_tokens_asked(
         assert some.equal(together[r, tokens])
 
 
+@pytest.mark.parametrize("in_cache", [1, 7, 15])
+def test_how_many_rows_are_computed_at_a_time_changes_nothing(in_cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds, positions = torch.tensor([3, 2**53 - 1, 3, 4, 5]), torch.arange(5) * 2**20
+    expected = torch.cat([rng.gumbel_all(*row, 11) for row in zip(seeds.split(1), positions.split(1), strict=True)])
+    monkeypatch.setattr(rng, "IN_CACHE", in_cache)  # three blocks a row: one row, two, all of them
+    assert rng.gumbel_all(seeds, positions, 11).equal(expected)
+    assert rng.gumbel_all(seeds[:0], positions[:0], 11).shape == (0, 11)
+
+
 def noise(seed: int, position: int) -> Tensor:
     return rng.gumbel_all(torch.tensor([seed]), torch.tensor([position]), 64)
 
