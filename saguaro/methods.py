@@ -14,6 +14,7 @@ from saguaro.draft.growth import Shape
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.planner import make_planner
 from saguaro.draft.policy.critical import BatchSizeMisses
+from saguaro.draft.policy.depth import MeasuredDepth
 from saguaro.draft.policy.kept import Kept
 from saguaro.draft.policy.learnt import Learnt
 from saguaro.draft.policy.misses import FixedMisses, MeasuredMisses, Misses, NoProposer
@@ -132,7 +133,10 @@ def make_policy(config: DraftConfig, primary: Proposer) -> Policy:
         "measured": lambda: MeasuredPrepare(learnt),
         "never": NeverPrepare,
     }
-    return Policy(learnt, misses[config.fallback](), prepares[config.prepare]())
+    depth = None
+    if config.fallback == "measured" and config.growth == "best" and isinstance(primary, TreeDrafter):
+        depth = MeasuredDepth(primary, learnt)
+    return Policy(learnt, misses[config.fallback](), prepares[config.prepare](), depth)
 
 
 def _measured(primary: Proposer, learnt: Learnt) -> Misses:

@@ -185,6 +185,7 @@ class DraftSide:
         wanted = [(row, min(n, self._lookahead)) for row, n in known if n > 0]
         missed = self.drafter.serve(outcome, wanted)
         asked = [row for row, _ in known]
+        self.policy.deepen([(row, n) for row, n in wanted if row.is_hit], asked)
         self.policy.draft(missed, asked)
         self._asked = [row for row in asked if row.request.params.prepare]
         self._is_awaited = bool(slots)

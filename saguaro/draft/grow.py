@@ -1,6 +1,7 @@
 """A drafter that grows one tree per row (draft/tree.py). A chain is a tree of first children.
 
     propose   after an outcome that was not prepared: start a new tree at the text's end and grow it
+    deepen    after one that was: go on growing before what is below it is verified
     prepare   while the target verifies: go on growing, the likeliest nodes first, or where a planner says
     serve     an outcome arrives: the node that it leads to becomes the root; what is below it is ready
 
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -61,7 +63,7 @@ class TreeDrafter(DraftTexts):
         sizes = {"max_rows": max_rows, "n_known": n_known}
         self._growth = Growth(self, sampler, shape, planner=planner, draws=draws, kernels=kernels, **sizes)
         self._shape, self._planner, self.prepares = shape, planner, shape.budget > 0
-        self._doubt = math.log(cut) if cut > 0 else NEVER
+        self._doubt, self._draws_tokens = math.log(cut) if cut > 0 else NEVER, draws is not None
         device, self._padding = model.device, max_rows
         self._is_captured = kernels is not None
         self._stream, self._graphs = SideStream(device), Graphs(device)
@@ -71,6 +73,8 @@ class TreeDrafter(DraftTexts):
         self._in_flight: dict[int, list[int]] = {}  # by slot: the nodes that are being verified
         self._landing: dict[int, tuple[int, int]] = {}  # by slot: node and bonus of an outcome not yet applied
         self._is_prepared = False  # whether trees were grown since the last outcome
+        self._n_steps = 0
+        self.levels: dict[int, list[float]] = {}  # by slot, of the last call: see Growing
 
     @property
     def trees(self) -> Trees:
@@ -80,7 +84,13 @@ class TreeDrafter(DraftTexts):
     @property
     def n_steps(self) -> int:
         """Steps of the last proposal."""
-        return self._growth.n_steps
+        return self._n_steps
+
+    @property
+    def step_choices(self) -> tuple[int, ...]:
+        """Steps of which a captured draft may take as many as a budget says; empty: any number, decided one by one."""
+        most = self._shape.lookahead
+        return tuple(sorted({-(-most * part // 4) for part in (1, 2, 3, 4)})) if self._is_captured else ()
 
     def retire(self, slots: Sequence[int]) -> None:
         """Drop these rows. Unknown slots are ignored."""
@@ -119,12 +129,30 @@ class TreeDrafter(DraftTexts):
         for (row, n), (is_hit, *nodes) in zip(ready, found, strict=True):
             self.trunks[row.slot].n_computed = len(row.text) - (0 if is_hit else 2)
             if is_hit and nodes:
-                tokens, parents = self._launch(row, nodes[: 3 * n])
-                q = self._growth.laws(row.slot, nodes[: 3 * n : 3])
-                row.propose(tokens, CACHE, q, None if shape.is_chain else parents)
+                self._serve(row, nodes[: 3 * n], shape)
                 missed.discard(row.slot)
             del self._landing[row.slot]
         return [(row, n) for row, n in wanted if row.slot in missed]
+
+    @torch.inference_mode()
+    def deepen(self, wanted: Sequence[Wanted], budget: GrowthBudget) -> None:
+        """Go on growing the trees of rows that hit, as far as the budget allows, and put their best nodes in flight.
+
+        Not under rejection: how far a tree is grown must not depend on tokens that were drawn.
+        """
+        self._n_steps = 0
+        if not wanted or self._draws_tokens:
+            return
+        shape = self._shape.at(len(wanted), max(n for _, n in wanted))
+        found = self._run("deepen", [row for row, _ in wanted], self._growth.deepen, shape, budget)
+        if self._n_steps:
+            for (row, n), (_, *nodes) in zip(wanted, found, strict=True):
+                self._serve(row, nodes[: 3 * n], shape)
+
+    def _serve(self, row: DraftRow, nodes: list[int], shape: Shape) -> None:
+        """Put prepared nodes in flight."""
+        tokens, parents = self._launch(row, nodes)
+        row.propose(tokens, CACHE, self._growth.laws(row.slot, nodes[::3]), None if shape.is_chain else parents)
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[DraftRow], lookahead: int, budget: GrowthBudget | None = None) -> Proposal:
@@ -224,19 +252,29 @@ class TreeDrafter(DraftTexts):
     ) -> list[list[int]]:
         """Run a function for these rows. Returns whether each was a hit, then node, token and parent by turns."""
         with self._working():
-            if name != "respond":
+            if name in ("draft", "graft"):
                 shape = replace(shape, n_text=self._catch_up(rows))
+            if budget is not None and self._is_captured:
+                shape = replace(shape, steps=budget.steps)
             size = self._write(rows)
             if self._is_captured:
                 self._graphs.run((name, size, shape), partial(function, size, shape, None))
             else:
                 function(size, shape, budget)
+            if name == "graft":  # returns nothing
+                return []
             self._growth.found.fetch(len(rows))
             self._done.mark()
         self._done.wait()
+        self._n_steps = shape.most_steps if self._is_captured else self._growth.n_steps
         found = self._growth.found.host[: len(rows)]
         least = math.log(max(budget.least, LEAST)) if budget is not None else NEVER
-        lines = zip(found.tolist(), as_float(found[:, 4::4]).tolist(), strict=True)
+        lines = list(zip(found.tolist(), as_float(found[:, 4::4]).tolist(), strict=True))
+        self.levels = {
+            row.slot: _levels_of(line[1:], scores, shape.lookahead)
+            for row, (line, scores) in zip(rows, lines, strict=True)
+            if self._is_captured
+        }
         return [[line[0], *_nodes_of(line[1:], scores, least, self._doubt)] for line, scores in lines]
 
     def _launch(self, row: DraftRow, nodes: list[int]) -> tuple[list[int], list[int]]:
@@ -303,6 +341,21 @@ class Grown:
 def never() -> bool:
     """Always False."""
     return False
+
+
+def _levels_of(line: Sequence[int], scores: Sequence[float], most: int) -> list[float]:  # [K]
+    """The sum of the probabilities of the nodes of at most 1, 2, ... `most` levels: the accepted tokens to be expected.
+
+    >>> _levels_of([4, 7, -1, 0, 9, 8, 0, 0, 5, 6, -1, 0, -1, 0, 0, 0], [0.0, 0.0, NEVER, NEVER], 2)
+    [1.0, 2.0]
+    """
+    levels, depths = [0.0] * most, list[int]()
+    for node, parent, score in zip(line[::4], line[2::4], scores, strict=True):
+        if node < 0:
+            break
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        levels[depths[-1]] += math.exp(score)
+    return list(accumulate(levels))
 
 
 def _nodes_of(line: Sequence[int], scores: Sequence[float], least: float, doubt: float) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a drafter of trees computes on its device: draft, respond, settle, graft, prepare.
+"""What a drafter of trees computes on its device: draft, deepen, respond, settle, graft, prepare.
 
 Each function is a fixed sequence of operations over tensors, so on a GPU it is captured as a whole: all steps of the
 model, and the bookkeeping between them.
@@ -67,6 +67,7 @@ class Shape:
     budget: int = 0  # M: nodes of a row expanded per step while the target verifies; 0: none
     n_children: int = 8  # W: candidates kept after a node
     n_text: int = 2  # last tokens of the text that are computed first: those that may be new
+    steps: int | None = None  # of a draft, at most; None: as many as the lookahead
 
     @property
     def most_text(self) -> int:
@@ -79,9 +80,16 @@ class Shape:
         return 2 * self.lookahead + 1
 
     @property
+    def most_steps(self) -> int:
+        """Most steps of a draft."""
+        return self.lookahead if self.steps is None else min(self.steps, self.lookahead)
+
+    @property
     def places(self) -> int:
-        """P: most expanded nodes of a row: the root, those of a draft and those prepared."""
-        return 1 + self.width * self.lookahead + self.budget * (self.lookahead + 1)
+        """P: most expanded nodes of a row: the root, those of a draft, those prepared, and those that are grown further
+        below a prepared outcome."""
+        drafted = self.width * self.lookahead * (2 if self.budget else 1)
+        return 1 + drafted + self.budget * (self.lookahead + 1)
 
     @property
     def kept(self) -> int:
@@ -166,15 +174,15 @@ class Growth:
         picked, fan_out = start(rows.trees, rows.which, rows.lines[:, TEXT]), self._fan_out(shape)[0]
         ranked = self._compute_text(rows, shape.n_text, picked, fan_out[:1])
         self.n_steps = 1
-        while self.n_steps < shape.lookahead:
-            computed = self._next(rows, (picked, ranked), shape, shape.lookahead, budget, shape.is_chain)
-            if computed is None:
-                break
-            picked = computed.picked
-            ranked = self._compute(rows, computed, fan_out[self.n_steps : self.n_steps + 1])
-            self.n_steps += 1
-        else:
-            self._put(rows, picked, ranked)
+        self._grow_below(rows, (picked, ranked), shape, budget, fan_out)
+        self._return(rows, shape, None)
+        self._store(rows)
+
+    def deepen(self, size: int, shape: Shape, budget: GrowthBudget | None) -> None:
+        """Go on growing trees of which a part was prepared, and return their best nodes."""
+        rows = self._rows(size, is_copied=self._by is None)
+        self.n_steps = 0
+        self._grow_below(rows, None, shape, budget, self._fan_out(shape)[0])
         self._return(rows, shape, None)
         self._store(rows)
 
@@ -231,6 +239,25 @@ class Growth:
         if self._draws is None:
             return None
         return self._laws[slot, list(dict.fromkeys(node // self._width for node in nodes))].cpu()
+
+    def _grow_below(
+        self,
+        rows: _Rows,
+        before: tuple[Picked, Ranked] | None,
+        shape: Shape,
+        budget: GrowthBudget | None,
+        fan_out: Tensor,  # [K+1]
+    ) -> None:
+        """Put the nodes just computed into the trees, and grow what is verified next, as far as the budget allows."""
+        while self.n_steps < shape.most_steps:
+            computed = self._next(rows, before, shape, shape.lookahead, budget, shape.is_chain)
+            if computed is None:
+                return
+            at = self.n_steps
+            before = computed.picked, self._compute(rows, computed, fan_out[at : at + 1])
+            self.n_steps += 1
+        if before is not None:
+            self._put(rows, *before)
 
     def _grow(self, rows: _Rows, shape: Shape, is_late: Callable[[], bool]) -> None:
         before: tuple[Picked, Ranked] | None = None

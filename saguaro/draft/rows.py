@@ -50,6 +50,10 @@ class GrowthBudget(Protocol):
     def least(self) -> float:
         """Smallest probability of a node that is worth verifying."""
 
+    @property
+    def steps(self) -> int | None:
+        """Steps to take where they are captured and so not decided on one by one; None: as many as there may be."""
+
     def goes_on(self, rows: Sequence[DraftRow], worth: Sequence[float]) -> bool:
         """Whether to take another step, which adds an accepted token of each row with these probabilities."""
 

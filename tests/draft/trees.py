@@ -1,7 +1,10 @@
 """Trees as tests read them: followed from the root, with every invariant of draft/tree.py checked on the way."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from saguaro.draft.grow import TreeDrafter
+from saguaro.draft.rows import DraftRow, Wanted
 from saguaro.draft.tree import NEVER, ROOT, Trees
 
 Path = tuple[int, ...]  # tokens from below the root down
@@ -54,3 +57,25 @@ def entries(trees: Trees, row: int) -> dict[Path, Entry]:
 def expanded(found: dict[Path, Entry]) -> dict[Path, int]:
     """The places of the nodes that have one."""
     return {path: entry.place for path, entry in found.items() if entry.place >= 0}
+
+
+class Deepening:
+    """Grows whatever was prepared by up to so many steps, in turn none, one, two ..."""
+
+    least = 0.0
+
+    def __init__(self, drafter: TreeDrafter, most: int) -> None:
+        self._drafter, self._most = drafter, most
+        self.steps = self.n_grown = self._left = 0
+
+    def deepen(self, hits: Sequence[Wanted], asked: Sequence[DraftRow]) -> None:
+        self.steps = (self.steps + 1) % (self._most + 1)
+        if hits and self.steps:
+            self._left = self.steps
+            self._drafter.deepen(hits, self)
+            assert self._drafter.n_steps <= self.steps
+            self.n_grown += self._drafter.n_steps > 0
+
+    def goes_on(self, rows: Sequence[DraftRow], worth: Sequence[float]) -> bool:
+        self._left -= 1
+        return self._left >= 0

@@ -18,10 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from saguaro import rng
 from saguaro.algo import sampling
 from saguaro.device.graphs import Graphs
+from saguaro.draft.grow import TreeDrafter
 from saguaro.kernels import rotary
 from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.methods import METHODS
 from saguaro.model.transformer import Transformer
+from tests.draft.trees import Deepening
 from tests.round.tabular import under
 from tests.round.test_conformance import N_REQUESTS, TREES, new_rig, variant
 from tests.target.test_round import new_model, new_requests
@@ -136,6 +138,8 @@ def draft(target: Transformer) -> Transformer:
 def test_of_every_method(method: str, watch: _Watch, target: Transformer, draft: Transformer) -> None:
     parts, width = variant(method)
     rig = new_rig(parts, target, draft, width=width, lookahead=3, budget=4, kernels=_kernels(watch))
+    if parts.growth == "best" and isinstance(rig.side.drafter, TreeDrafter):
+        rig.side.policy.depth = Deepening(rig.side.drafter, most=2)
     rig.run(new_requests(n=N_REQUESTS))
     assert watch.n_runs > 10
 

@@ -22,7 +22,7 @@ from saguaro.config import FALLBACKS
 from saguaro.draft import rows
 from saguaro.draft.growth import Growth
 from saguaro.draft.ngram import Ngram
-from saguaro.draft.policy import misses
+from saguaro.draft.policy.budget import MeasuredBudget
 from saguaro.draft.policy.critical import BatchSizeMisses
 from saguaro.draft.policy.misses import MeasuredMisses
 from saguaro.draft.random import RandomTokens
@@ -163,7 +163,7 @@ def test_speculations_of_any_length(rule: str, monkeypatch: pytest.MonkeyPatch) 
         ends[worth[0] > 0.6] += 1
         return worth[0] > 0.6
 
-    monkeypatch.setattr(misses._Growth, "goes_on", goes_on)
+    monkeypatch.setattr(MeasuredBudget, "goes_on", goes_on)
     method = under(rule, "sd" if rule == "rejection" else "ssd-uniform", fallback="measured")
     found = check(Setting(method, TARGET, SURER, 2, max_tokens=LENGTH, budget=1))
     assert found.sources["draft"] > 0

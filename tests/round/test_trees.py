@@ -27,7 +27,7 @@ from saguaro.model.transformer import Transformer
 from saguaro.target.request import Request
 from saguaro.target.sampler import Sampler
 from saguaro.types import CACHE, RoundEvent
-from tests.draft.trees import entries, expanded
+from tests.draft.trees import Deepening, entries, expanded
 from tests.round.tabular import Clock, under
 from tests.round.test_conformance import Rig, new_rig
 from tests.round.test_unprepared import KERNELS, PLAIN, Moody
@@ -116,9 +116,11 @@ def test_a_draft_that_is_the_target_is_always_right(
     """With and without preparation, as rows come and go, and with more to expand than there are candidates."""
     rig = new_tree_rig(target, target, kind, max_rows=max_rows, width=width, n_more=n_more)
     rig.side.policy.prepare = Moody(seed=max_rows, share=share)
+    rig.side.policy.depth = deepening = Deepening(drafter_of(rig), most=2)
     seen = Rightness(rig)
     seen.run(requests_of(6, max_tokens=24))
     assert seen.n_rounds > 20
+    assert deepening.n_grown
     assert seen.n_cached > (5 if share < 1 else seen.n_rounds / 2)
 
 
@@ -216,6 +218,8 @@ def test_text_and_tree_are_those_of_a_fresh_read(
     draft = target if METHODS[method].growth == "continuation" else target.without([1])  # these are seldom hit
     rig = new_tree_rig(draft, target, kind, method, width=width, n_more=n_more)
     rig.side.policy.prepare = Moody(seed=2, share=share)
+    if METHODS[method].growth == "best":
+        rig.side.policy.depth = Deepening(drafter_of(rig), most=2)
     for request in requests_of(4, max_tokens=14 if draft is not target else 40):
         rig.scheduler.add(request)
     n_rows = n_nodes = n_kept = 0

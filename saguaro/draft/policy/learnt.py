@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from saguaro.device.graphs import bucket
 from saguaro.draft.policy.average import Average
 from saguaro.draft.policy.cost import Pace, SecondsByCount
+from saguaro.draft.policy.curve import TokensBySteps
 from saguaro.draft.policy.kept import State
 from saguaro.draft.rows import DraftRow, DraftRows
 from saguaro.types import CACHE, DRAFT, Outcome
@@ -102,6 +103,7 @@ class Learnt:
         self._drafting: dict[int, SecondsByCount] = {}  # by rows: a draft by its steps
         self._pace = pace
         self.steps = Average()  # per draft
+        self.by_steps = TokensBySteps()  # where steps are captured
         self.worth: dict[Kind, Average] = defaultdict(lambda: Average(kept=0.998))  # accepted tokens per speculation
         self.by_model, self.by_backup = Drafted(), Drafted()
         self._of_row: WeakKeyDictionary[DraftRow, Average] = WeakKeyDictionary()  # the same of one text
@@ -147,6 +149,7 @@ class Learnt:
             "beside": self.beside.state(),
             "drafting": {str(size): seconds.state() for size, seconds in self._drafting.items()},
             "steps": self.steps.state(),
+            "by_steps": self.by_steps.state(),
             "worth": [[*kind, average.state()] for kind, average in self.worth.items()],
             "by_model": self.by_model.state(),
             "by_backup": self.by_backup.state(),
@@ -159,6 +162,7 @@ class Learnt:
         for size, each in state["drafting"].items():
             self.drafting(int(size)).restore(each)
         self.steps.restore(state["steps"])
+        self.by_steps.restore(state["by_steps"])
         for source, length, each in state["worth"]:
             self.worth[int(source), int(length)].restore(each)
         self.by_model.restore(state["by_model"])

@@ -19,12 +19,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from saguaro.draft.policy.average import Average
+from saguaro.draft.policy.budget import budget_at
+from saguaro.draft.policy.depth import Growing, captured_steps
 from saguaro.draft.policy.kept import State, numbers
 from saguaro.draft.policy.learnt import Learnt
 from saguaro.draft.rows import DraftRow, DraftRows, GrowthBudget, Proposal, Proposer, Wanted
 from saguaro.types import EMPTY, Outcome
 
 EVERY = 32  # one of so many chains of the backup has a token at least, to keep measuring
+EVERY_FULL = 64  # one of so many drafts takes all steps
 SLOW = 2  # first drafts that are not timed, because they are slow
 SPENT = 0.005  # share of the time for trials of what does not seem to pay
 TRIES, AHEAD = 3, 4  # drafts per trial, and misses before it in which texts are read again
@@ -56,14 +59,10 @@ class Misses(Protocol):
         """Continue from a kept state."""
 
 
-class TreeProposer(Protocol):
+class TreeProposer(Growing, Protocol):
     """A Proposer of trees that grow step by step."""
 
     source: int
-
-    @property
-    def n_steps(self) -> int:
-        """Steps of the last proposal."""
 
     def propose(self, rows: Sequence[DraftRow], lookahead: int, budget: GrowthBudget | None = None) -> Proposal:
         """See Proposer; stops when the budget says so."""
@@ -103,18 +102,6 @@ class FixedMisses:
 
     def restore(self, state: State) -> None:
         """Nothing was kept."""
-
-
-@dataclass(frozen=True)
-class _Growth:
-    """What a step and a node must bring."""
-
-    least: float
-    step: float  # tokens that pay for another step
-
-    def goes_on(self, rows: Sequence[DraftRow], worth: Sequence[float]) -> bool:
-        """See GrowthBudget."""
-        return sum(worth) > self.step
 
 
 @dataclass(frozen=True)
@@ -158,7 +145,7 @@ class MeasuredMisses:
         expected = self._expected(missed, asked, room)
         rate = max((each.rate for each in expected), default=0.0)
         if self._chooses_model(expected, asked):
-            self._by_model(missed, room, rate)
+            self._by_model(missed, asked, room, rate)
         else:
             self._by_backup(missed, rate)
 
@@ -195,9 +182,12 @@ class MeasuredMisses:
         if not (verification.n and drafting.n):
             return ()
         accepted, length = learnt.model_accepts(asked, room), learnt.by_model.length.mean(room)
+        usual = max(1.0, learnt.steps.mean(1.0))
+        steps = captured_steps(self._model, learnt, missed, asked) or usual
+        part = learnt.by_steps.at(steps) / learnt.by_steps.at(usual) if steps < usual else 1.0
         by_model = _Round(
-            n_rows + accepted,
-            verification.at(n_rows * (1 + length)) + drafting.at(max(1.0, learnt.steps.mean(1.0))),
+            n_rows + part * accepted,
+            verification.at(n_rows * (1 + length)) + drafting.at(steps),
         )
         hit = (n_rows - n_missed) / n_rows  # were drafted by the model
         by_backup = _Round(
@@ -242,17 +232,20 @@ class MeasuredMisses:
         tokens = len(asked) * (1 + self._tried.mean(0.0))
         return tokens / other.seconds > BETTER * chosen.rate
 
-    def _by_model(self, missed: Sequence[Wanted], room: int, rate: float) -> None:
+    def _by_model(self, missed: Sequence[Wanted], asked: Sequence[DraftRow], room: int, rate: float) -> None:
         """Grow as far as pays at this rate, tokens per second."""
         learnt, began = self._learnt, self._learnt.now()
-        a_node, a_step = (rate * each.slope() for each in (learnt.verification, learnt.drafting(len(missed))))
-        budget = _Growth(a_node, a_step + len(missed) * a_node)
+        is_full = self._n_drafts % EVERY_FULL == 0  # shows what more steps are worth by now
+        steps = None if is_full else captured_steps(self._model, learnt, missed, asked)
+        budget = budget_at(rate, learnt, len(missed), steps)
         proposal = self._model.propose([row for row, _ in missed], room, budget)
         send(proposal, missed, self._model.source)
         is_any = any(proposal.tokens)
         self._n_drafts += is_any
         if is_any and self._n_drafts > SLOW:
             learnt.drafted(len(missed), self._model.n_steps, learnt.now() - began)
+            for levels in self._model.levels.values():
+                learnt.by_steps.add(levels[: self._model.n_steps])
 
     def _by_backup(self, missed: Sequence[Wanted], rate: float) -> None:
         """As many tokens as pay at this rate, tokens per second."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from saguaro.draft.policy.depth import Deepens, NeverDeepen
 from saguaro.draft.policy.kept import State
 from saguaro.draft.policy.learnt import Learnt
 from saguaro.draft.policy.misses import Misses
@@ -13,8 +14,9 @@ from saguaro.types import Outcome
 class Policy:
     """Decides, with what was learnt from rounds."""
 
-    def __init__(self, learnt: Learnt, misses: Misses, prepare: Prepares) -> None:
+    def __init__(self, learnt: Learnt, misses: Misses, prepare: Prepares, depth: Deepens | None = None) -> None:
         self.learnt, self.misses, self.prepare = learnt, misses, prepare
+        self.depth: Deepens = NeverDeepen() if depth is None else depth
 
     @property
     def reads(self) -> bool:
@@ -25,6 +27,10 @@ class Policy:
         """Learn the outcome of the speculations in flight. Called before the commit."""
         self.learnt.outcome(outcome, rows)
         self.misses.outcome(outcome, rows)
+
+    def deepen(self, hits: Sequence[Wanted], asked: Sequence[DraftRow]) -> None:
+        """Grow the prepared speculations of these rows, a part of the rows asked about, further where that pays."""
+        self.depth.deepen(hits, asked)
 
     def draft(self, missed: Sequence[Wanted], asked: Sequence[DraftRow]) -> None:
         """Put a speculation in flight for each row that missed, a part of the rows asked about."""

@@ -1,6 +1,7 @@
 """A world for policies: rows, proposers that take their time, and a clock that is a number."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -8,7 +9,7 @@ from saguaro.draft.policy.learnt import Learnt
 from saguaro.draft.policy.misses import Misses
 from saguaro.draft.policy.policy import Policy
 from saguaro.draft.policy.prepare import NeverPrepare
-from saguaro.draft.rows import DraftRow, DraftRows, GrowthBudget, Proposal
+from saguaro.draft.rows import DraftRow, DraftRows, GrowthBudget, Proposal, Wanted
 from saguaro.types import CACHE, DRAFT, Joined, Outcome
 
 K = 4
@@ -38,26 +39,63 @@ class Counting:
 
 
 class Stepping:
-    """Proposes 1, 2, 3 ... after every text, and takes a step for each. Knows how likely it is that they stand."""
+    """Proposes 1, 2, 3 ... after every text, and takes a step for each. Knows how likely it is that they stand.
+
+    With choices its steps are captured: it takes as many as it is told, and tells what they are worth.
+    """
 
     source = DRAFT
 
-    def __init__(self, clock: Clock, seconds: float, stands: Sequence[int] = (K,)) -> None:
-        self.clock, self.seconds = clock, seconds
+    def __init__(
+        self, clock: Clock, seconds: float, stands: Sequence[int] = (K,), choices: tuple[int, ...] = ()
+    ) -> None:
+        self.clock, self.seconds, self.step_choices = clock, seconds, choices
         self.chances = [sum(k > n for k in stands) / len(stands) for n in range(K)]  # that the first n + 1 stand
         self.made: list[int] = []  # tokens of each time
+        self.deepened: list[int] = []  # steps of each time
         self.n_steps = 0
+        self.levels: dict[int, list[float]] = {}
 
     def propose(self, rows: Sequence[DraftRow], lookahead: int, budget: GrowthBudget | None = None) -> Proposal:
-        for n in range(1, lookahead + 1):
-            self.clock.now += self.seconds
-            self.n_steps = n
-            if n < lookahead and budget is not None and not budget.goes_on(rows, [self.chances[n]] * len(rows)):
-                break
+        self._grow(rows, 1, lookahead, budget)
+        self.levels = {row.slot: self._worth(self.n_steps) for row in rows if self.step_choices}
         least = 0.0 if budget is None else budget.least
         n_worth = sum(chance >= least for chance in self.chances[: self.n_steps])
         self.made.append(max(1, n_worth))
         return Proposal([list(range(1, self.made[-1] + 1)) for _ in rows])
+
+    def deepen(self, wanted: Sequence[Wanted], budget: GrowthBudget) -> None:
+        """From as many tokens as the first row has in flight."""
+        rows, n = [row for row, _ in wanted], len(wanted[0][0].speculation)
+        self._grow(rows, 0, K - n, budget, n)
+        self.deepened.append(self.n_steps)
+        for row in rows:
+            row.propose([1] * (n + self.n_steps), CACHE)
+
+    def prepared(self, row: DraftRow, n: int) -> None:
+        """n tokens were prepared."""
+        row.propose([1] * n, CACHE)
+        self.levels = {row.slot: self._worth(n)}
+
+    def _grow(
+        self, rows: Sequence[DraftRow], least: int, most: int, budget: GrowthBudget | None, before: int = 0
+    ) -> None:
+        if self.step_choices:
+            steps = None if budget is None else budget.steps
+            self.n_steps = min(most, self.step_choices[-1] if steps is None else steps)
+            self.clock.now += self.seconds * self.n_steps
+            return
+        self.n_steps = 0
+        while self.n_steps < most:
+            if self.n_steps >= least and budget is not None:
+                worth = self.chances[before + self.n_steps]
+                if not budget.goes_on(rows, [worth] * len(rows)):
+                    break
+            self.clock.now += self.seconds
+            self.n_steps += 1
+
+    def _worth(self, n: int) -> list[float]:
+        return list(accumulate(chance if at < n else 0.0 for at, chance in enumerate(self.chances)))
 
 
 class World:
