@@ -1,4 +1,4 @@
-"""Documents link to what exists, the API reference has every public name, and the paper map names real code."""
+"""Links lead somewhere, the API reference has every public name, the paper map and the glossary name real code."""
 
 import doctest
 import importlib
@@ -52,8 +52,8 @@ def test_the_api_reference_has_every_public_name() -> None:
         assert hasattr(importlib.import_module(home), last) or importlib.import_module(f"{home}.{last}"), name
 
 
-@pytest.mark.parametrize(("path", "names"), PLACE.findall(read("docs/paper_map.md")))
-def test_the_paper_map_names_real_code(path: str, names: str) -> None:
+@pytest.mark.parametrize(("path", "names"), PLACE.findall(read("docs/paper_map.md") + read("docs/glossary.md")))
+def test_the_paper_map_and_the_glossary_name_real_code(path: str, names: str) -> None:
     source = read(path if path.startswith(("bench/", "docs/", "tests/")) else f"saguaro/{path}")
     for name in re.findall(r"\w+", names):
         assert re.search(rf"(def|class) {name}\b|^ *{name}(: .*)? = ", source, re.MULTILINE), f"{path} has no {name}"
