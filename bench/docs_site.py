@@ -158,9 +158,11 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
 
     def to_page(link: str) -> str:
         path, anchor = in_repository(document, link)
+        file = files.get_file_from_path(page_of(path))
         if not is_inside(path):
             log.warning("%s links to %s, which is not in the repository", document, link)
-            return link
+        elif file is None or file.inclusion.is_excluded():
+            log.warning("%s links to %s, which is not on the site: name it without a link", document, link)
         return relpath(page_of(path), f"{uri}/..") + anchor
 
     return relink(markdown, to_page)
