@@ -3,6 +3,10 @@
 #   make demo           install, fetch the default model, decode with ar, sd and ssd side by side
 #   make test           install with test extras, lint, check types, run the tests
 #
+# One builds the documentation as a site in build/site (open it with a local web server, or with `mkdocs serve`):
+#
+#   make docs           install with docs extras, build, check every link
+#
 # And one for machines with few cores, where ssd would not prepare by itself:
 #
 #   make demo-prepare   the same with the next speculations prepared on a core of its own: hits, and what they cost
@@ -16,7 +20,7 @@ PROMPT ?= A shop sells pens at 3 dollars each and notebooks at 7 dollars. How mu
 
 N_MUTANTS ?= 300
 
-.PHONY: demo demo-prepare test mutants clean
+.PHONY: demo demo-prepare test docs mutants clean
 
 demo: $(VENV)/.installed
 	$(BIN)/saguaro compare --prompt "$(PROMPT)" --methods sd,ssd --temperature 0 --max-tokens 128
@@ -32,6 +36,10 @@ test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto --dist loadfile
+
+# Nothing is fetched while the site is built, and the built pages load nothing from other hosts.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # Which small mistakes the tests miss (docs/testing.md). It takes long, and continues where it was interrupted.
 mutants: $(VENV)/.installed-test
@@ -50,5 +58,10 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[test]'
 	@touch $@ $(VENV)/.installed
 
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	@echo "installing Saguaro and what builds its documentation into $(VENV)"
+	$(PIP) -e '.[docs]'
+	@touch $@ $(VENV)/.installed
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build/site .mypy_cache .ruff_cache .pytest_cache .hypothesis
