@@ -98,20 +98,25 @@ class Bench:
 
     methods: str | None = None
     """Comma-separated, each perhaps with its lookahead, its budget and the cores it may use, such as
-    ar@1,sd:3@2,ssd:2:16. Without it: sd,ssd if there is a draft, else ngram."""
+    ar@1,sd:3@2,ssd:2:16. Without it: sd,ssd if there is a draft, else ngram. With peers by URL, none: only those."""
     prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
     """Files of prompts, as for generate; of several, prompts are taken in turn. Without any, 20 of our own."""
     num_prompts: int = 20
     """Most prompts to take."""
     batch: int = 1
     """Prompts decoded together."""
+    concurrency: tuple[int, ...] = ()
+    """Measure over HTTP, with this many requests at a time, such as 1 4 16; each method is served by a saguaro serve
+    of its own."""
     chat: bool = True
     """Through the model's chat template, where it has one."""
     json: Path | None = None
     """Write results and circumstances to this file."""
     peer: Repeatable[tuple[str, ...]] = ()
     """Measure this one too: transformers, on the same weights in the dtype we compute in (a batch is padded on the
-    left), or llama.cpp, on the same .gguf file, by llama-cpp-python; perhaps with @ and cores."""
+    left), or llama.cpp, on the same .gguf file, by llama-cpp-python; perhaps with @ and cores. Or a server with the
+    OpenAI API, and ours over HTTP too: openai=http://HOST:PORT/v1, perhaps with ,model=NAME ,key-env=VARIABLE
+    ,name=LABEL ,timeout=SECONDS behind it. One value per flag, which may be repeated."""
     which: Flat[ModelArgs] = field(default_factory=ModelArgs)
     engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
     sampling: Flat[SamplingArgs] = field(default_factory=lambda: SamplingArgs(temperature=0.0, max_tokens=128, seed=0))

@@ -95,8 +95,9 @@ def run(command: AnyCommand) -> int:
             status = compare(command)
         case Bench():
             from saguaro.cli.bench import bench
+            from saguaro.cli.bench_served import bench_served, is_served
 
-            status = bench(command)
+            status = bench_served(command) if is_served(command) else bench(command)
         case Tune():
             from saguaro.cli.tune import tune
 
