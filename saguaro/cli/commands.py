@@ -60,6 +60,11 @@ class Generate:
 class Chat:
     """Talk with the model. Ctrl-C stops an answer, Ctrl-D or /quit leaves, /help lists commands."""
 
+    url: str | None = None
+    """Talk with a server that has the OpenAI API instead, such as http://127.0.0.1:8000/v1; --model is its model's
+    name, else the first that it lists."""
+    key_env: str | None = None
+    """The variable of the environment that holds the server's API key."""
     system: str | None = None
     """The system message."""
     metrics: bool = False

@@ -81,10 +81,14 @@ def run(command: AnyCommand) -> int:
             from saguaro.cli.generate import generate
 
             status = generate(command)
-        case Chat():
+        case Chat(url=None):
             from saguaro.cli.chat import chat
 
             status = chat(command)
+        case Chat():
+            from saguaro.cli.chat_url import chat_url
+
+            status = chat_url(command)
         case Serve():
             from saguaro.cli.serve import serve
 
