@@ -36,7 +36,8 @@ class Generate:
     prompt: str | None = None
     """The text to continue."""
     prompts: Path | None = None
-    """A file of prompts: JSONL with `prompt` (and `id`), or plain text, one per line."""
+    """A file of prompts: JSONL with `prompt` (and `id`), or plain text, one per line. Or a public set, fetched on first
+    use: humaneval, gsm8k, alpaca, ultrafeedback, mt-bench or spec-bench."""
     chat: bool = False
     """Treat each prompt as a user's message, through the model's chat template."""
     json: bool = False
@@ -105,7 +106,8 @@ class Bench:
     """Comma-separated, each perhaps with its lookahead, its budget and the cores it may use, such as
     ar@1,sd:3@2,ssd:2:16. Without it: sd,ssd if there is a draft, else ngram. With peers by URL, none: only those."""
     prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
-    """Files of prompts, as for generate; of several, prompts are taken in turn. Without any, 20 of our own."""
+    """Files or public sets of prompts, as for generate; of several, prompts are taken in turn. Without any, 20 of our
+    own."""
     num_prompts: int = 20
     """Most prompts to take."""
     batch: int = 1
@@ -140,7 +142,7 @@ class Tune:
     seconds: float = 6.0
     """Time for each batch size and each place where the draft may run; large batches may take longer."""
     prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
-    """Files of prompts, as for generate; without any, 20 of our own."""
+    """Files or public sets of prompts, as for generate; without any, 20 of our own."""
     chat: bool = True
     """Through the model's chat template, where it has one."""
     json: bool = False
@@ -178,7 +180,7 @@ class Distill:
     cache_dir: Path | None = None
     """Where the default model is kept."""
     prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
-    """Files of prompts, as for generate; without any, our own."""
+    """Files or public sets of prompts, as for generate; without any, our own."""
     questions: int = 0
     """Prompts that the target is to write itself, beside those."""
     texts: int = 2048
