@@ -20,7 +20,6 @@ from saguaro.cli.own_server import OwnServer, flags_of
 from saguaro.cli.progress import progress_bar
 from saguaro.client.asking import chat_body, check_params, completion_body, pick_model, sampling_body
 from saguaro.client.client import Client, Stream
-from saguaro.client.endpoint import Endpoint
 from saguaro.config import SamplingParams
 from saguaro.engine.assembly import choose_method
 from saguaro.errors import ConfigError
@@ -82,7 +81,11 @@ def bench_served(command: commands.Bench) -> int:
             _run_level(entries, len(texts), level, progress)
     rows = [figures(entry, level, entries[0]) for level in levels for entry in entries]
     served = {entry.name: " ".join(server.command) for server, entry in started}
-    return _tell(command, entries, rows, served)
+    status = _tell(command, entries, rows, served)
+    for server, entry in started:
+        if entry.failure is not None:
+            print(f"the last words of {entry.name}:\n{server.last_words}")
+    return status
 
 
 def _checked(command: commands.Bench) -> tuple[list[str], list[PeerURL]]:
@@ -138,7 +141,7 @@ def _own(
         with placement(name):  # inherited by the process
             server = stack.enter_context(OwnServer(flags_of(command.which, replace(command.engine, **own))))
         is_comparable = params.temperature == 0 or not method.drafts or method.verification == "shared"
-        yield server, _entry(name, Client(Endpoint(url=server.url)), None, asked, is_comparable, is_ours=True)
+        yield server, _entry(name, Client(server.endpoint), None, asked, is_comparable, is_ours=True)
     if names:
         progress("starting servers", len(names), len(names))
 

@@ -1,9 +1,12 @@
 """`saguaro serve` as a process that another command starts, on a free port of this machine.
 
-Invariant: the process ends with this object, and with this program however that ends (see `tethered`).
+Invariant: the process ends with this object, and with this program however that ends (see `tethered`). It serves
+nobody but this program: its API key is drawn at random.
 """
 
+import os
 import re
+import secrets
 import subprocess
 import sys
 import threading
@@ -12,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
+from saguaro.client.endpoint import Endpoint
 from saguaro.errors import PeerError
 
 N_TAIL = 20  # lines of a log that are shown
@@ -50,9 +54,16 @@ class OwnServer:
         """Start it, and wait until it serves. Raises PeerError with its last words if it ends instead."""
         self.command = ["saguaro", "serve", *flags]
         start = [sys.executable, "-m", "saguaro.cli.tethered", "serve", *flags, "--port", "0", "--no-access-log"]
-        pipe = subprocess.PIPE
+        self.key = secrets.token_urlsafe()
         self._process = subprocess.Popen(
-            start, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, text=True, errors="replace", process_group=0
+            start,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "SAGUARO_API_KEY": self.key},
+            text=True,
+            errors="replace",
+            process_group=0,  # keeps a terminal's Ctrl-C away from it
         )
         self._tail: deque[str] = deque(maxlen=N_TAIL)
         self._is_decided = threading.Event()  # it serves, or has ended
@@ -62,18 +73,21 @@ class OwnServer:
         try:
             self._is_decided.wait()
             if self._url is None:
-                raise PeerError(
-                    f"{' '.join(self.command)} ended before it served; it said:\n{''.join(self._tail).rstrip()}"
-                )
+                raise PeerError(f"{' '.join(self.command)} ended before it served; it said:\n{self.last_words}")
         except BaseException:
             self.close()
             raise
 
     @property
-    def url(self) -> str:
-        """Its base URL."""
+    def endpoint(self) -> Endpoint:
+        """Where requests go."""
         assert self._url is not None
-        return self._url + "/v1"
+        return Endpoint(url=self._url + "/v1", key=self.key)
+
+    @property
+    def last_words(self) -> str:
+        """The end of its log."""
+        return "".join(self._tail).rstrip()
 
     def close(self) -> None:
         """End it, and wait for that."""

@@ -1,6 +1,7 @@
 """`saguaro bench` over HTTP: servers of our own, started as processes, beside servers given by URL."""
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from saguaro.cli.args import EngineArgs, ModelArgs
 from saguaro.cli.bench_served import notes
 from saguaro.cli.commands import Serve
 from saguaro.cli.own_server import OwnServer, flags_of
-from saguaro.client.client import Stream
+from saguaro.client.client import Client, Stream
 from saguaro.errors import ConfigError, PeerError
 from saguaro.measure.peer_url import parse_peer_url
 from saguaro.measure.served import Reading, Run, ServedEntry, figures, spread
@@ -139,6 +140,26 @@ def test_a_peer_that_fails_midway_is_dropped_and_said(capsys: pytest.CaptureFixt
     assert "OUTPUT DIFFERS" not in said
 
 
+def test_ctrl_c_ends_it_while_a_peer_is_silent() -> None:
+    asked, is_over = threading.Event(), threading.Event()
+
+    def is_silent(e: Exchange) -> None:
+        if e.body["max_tokens"] > 8:
+            asked.set()
+            is_over.wait()
+        say(e)
+
+    with scripted({"a": is_silent}, MODELS) as url:
+        args = ["bench", "--methods", "none", "--peer", f"openai={url}/a/v1", "--concurrency", "2"]
+        with subprocess.Popen([sys.executable, "-m", "saguaro", *args], stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            assert asked.wait(120)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+            assert "Traceback" not in process.stderr.read()
+        is_over.set()
+
+
 def test_at_most_so_many_requests_at_a_time() -> None:
     """A barrier of three is passed by three at once, and would not be by two."""
     barrier, lock, now, most = threading.Barrier(3, timeout=60), threading.Lock(), [0], [0]
@@ -226,7 +247,8 @@ def test_a_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_our_server_ends_with_its_owner(target: Path) -> None:
     with OwnServer(["--model", str(target), "--kv-memory", "2MiB"]) as server:
-        assert httpx.get(server.url + "/models").status_code == 200
+        assert httpx.get(server.endpoint.url + "/models").status_code == 401, "it serves its owner alone"
+        assert len(Client(server.endpoint).models()) == 1
         process = server._process
     assert process.returncode == 0
 
