@@ -33,7 +33,7 @@ from saguaro.measure.served_table import served_table
 from saguaro.types import Progress
 
 NONE = "none"  # as --methods: only the peers
-WARM_TOKENS = 8
+WARM, WARM_TOKENS = -1, 8  # the number of a request that is not measured, and its length
 GROUPS = 4  # requests of a group, in times of the concurrency
 
 
@@ -45,11 +45,13 @@ class Asked:
     params: Sequence[SamplingParams]
     chat: bool
 
+    @property
+    def _short(self) -> SamplingParams:
+        return replace(self.params[0], max_tokens=min(WARM_TOKENS, self.params[0].max_tokens or WARM_TOKENS))
+
     def send(self, client: Client, model: str, number: int) -> Stream:
-        """Send the request of this number; a negative one is a warm-up."""
-        params, text = self.params[max(0, number)], self.texts[max(0, number)]
-        if number < 0:
-            params, text = replace(params, max_tokens=min(WARM_TOKENS, params.max_tokens or WARM_TOKENS)), WARM_UP
+        """Send the request of this number, or WARM."""
+        text, params = (WARM_UP, self._short) if number == WARM else (self.texts[number], self.params[number])
         sampling = sampling_body(params, states_all=True)
         if self.chat:
             return client.chat(chat_body(model, [{"role": "user", "content": text}], sampling))
@@ -65,7 +67,7 @@ def bench_served(command: commands.Bench) -> int:
     """Measure, print the tables and write the JSON. Returns 1 if a server failed or a text differs that must not."""
     names, peers = _checked(command)
     texts = read_prompts([path for group in command.prompts for path in group], command.num_prompts)
-    levels = command.concurrency or (1,)
+    levels = _levels(command)
     _check_levels(command, levels, len(texts), has_own=bool(names))
     if command.json:
         OutputFile(command.json, keep=True).close()
@@ -76,7 +78,7 @@ def bench_served(command: commands.Bench) -> int:
         started = list(_own(command, names, asked, params, stack, progress))
         entries = [entry for _, entry in started] + entries
         for entry in entries:
-            entry.read(-1)  # a failure now ends the comparison
+            entry.read(WARM)  # a failure now ends the comparison
         for level in levels:
             _run_level(entries, len(texts), level, progress)
     rows = [figures(entry, level, entries[0]) for level in levels for entry in entries]
@@ -86,6 +88,10 @@ def bench_served(command: commands.Bench) -> int:
         if entry.failure is not None:
             print(f"the last words of {entry.name}:\n{server.last_words}")
     return status
+
+
+def _levels(command: commands.Bench) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(command.concurrency)) or (1,)
 
 
 def _checked(command: commands.Bench) -> tuple[list[str], list[PeerURL]]:
@@ -165,7 +171,7 @@ def _entry(
 def _run_level(entries: Sequence[ServedEntry], n: int, level: int, progress: Progress) -> None:
     """Run all requests at a concurrency, group by group."""
     for entry in entries:
-        entry.warm([-1] * level, level)
+        entry.warm([WARM] * level, level)
     size = GROUPS * level
     starts, stage = range(0, n, size), f"concurrency {level}"
     for turn, at in enumerate(starts):
@@ -230,7 +236,7 @@ def _circumstances(command: commands.Bench, served: dict[str, str]) -> dict[str,
     own = {
         "prompts": [str(path) for group in command.prompts for path in group],
         "num_prompts": command.num_prompts,
-        "concurrency": list(command.concurrency or (1,)),
+        "concurrency": list(_levels(command)),
         "chat": command.chat,
         "peer": list(command.peer),
     }
