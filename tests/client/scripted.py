@@ -1,6 +1,7 @@
 """An OpenAI-compatible server that follows a script, on a real socket: what other servers may do."""
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -58,7 +59,12 @@ def scripted(acts: Mapping[str, Act], models: Mapping[str, Any] | None = None) -
             self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             acts[self.path.split("/")[1]](self)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *where: Any) -> None:
+            if not isinstance(sys.exception(), ConnectionError):  # a client that leaves is no error
+                super().handle_error(*where)
+
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
