@@ -11,6 +11,8 @@
     ├── CapacityError       the KV memory is too small
     ├── DraftError          a draft that could not be started
     ├── CorpusError         texts to distil from that cannot be read or written
+    ├── PeerError           another server that cannot be reached, or refuses or breaks off a request
+    ├── DatasetError        prompts of a public set that could not be fetched, or are not what they should be
     ├── RequestError        one request cannot be served; others continue
     │   ├── EmptyPrompt
     │   ├── PromptTooLong
@@ -84,6 +86,14 @@ class DraftError(SaguaroError):
 
 class CorpusError(SaguaroError):
     """Texts for distillation that cannot be read or written."""
+
+
+class PeerError(SaguaroError):
+    """Another server that cannot be reached, or refuses or breaks off a request."""
+
+
+class DatasetError(SaguaroError):
+    """Prompts of a public set that could not be fetched, or are not what they should be."""
 
 
 class RequestError(SaguaroError, ValueError):

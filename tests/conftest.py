@@ -25,6 +25,7 @@ LONGEST = (
     "cli/test_start.py",
     "kernels/test_instruction_sets.py",
     "cli/test_cli.py",
+    "cli/test_bench_served.py",
     "distill/test_command.py",
     "serve/http/test_schema.py",
     "kernels/test_grow.py",

@@ -55,7 +55,7 @@ def bench(command: commands.Bench) -> int:
         rows, circumstances = results(entrants), _circumstances(command, ar, names, len(prompts))
     Console().print(table(rows))
     if command.json:
-        _write(command.json, {"results": rows, **circumstances})
+        write_report(command.json, {"results": rows, **circumstances})
     return verdict(entrants)
 
 
@@ -99,21 +99,33 @@ def _circumstances(command: commands.Bench, llm: LLM, names: Sequence[str], n_pr
     asked = {**asdict(command.which), **asdict(command.engine), **asdict(command.sampling)}
     return {
         "settings": {**asked, **own, **found},
-        "versions": {
-            "saguaro": __version__,
-            "torch": torch.__version__,
-            "transformers": version("transformers"),
-            "python": platform.python_version(),
-        },
-        "machine": {
-            "cpu": cpu_model(),
-            "cores": os.cpu_count(),
-            "gpu": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else None,
-        },
+        "versions": versions(),
+        "machine": machine(model.device),
     }
 
 
-def _write(path: Path, report: dict[str, Any]) -> None:
+def versions() -> dict[str, str]:
+    """The versions of what computes."""
+    return {
+        "saguaro": __version__,
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "python": platform.python_version(),
+    }
+
+
+def machine(device: torch.device | None = None) -> dict[str, Any]:
+    """This machine; of its GPUs, the one of a device, or without a device the first."""
+    has_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name(device) if has_gpu else None,
+    }
+
+
+def write_report(path: Path, report: dict[str, Any]) -> None:
+    """Write a report as JSON."""
     file = OutputFile(path)
     file.write(json.dumps(report, indent=2, default=str) + "\n")
     file.close()

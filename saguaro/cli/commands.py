@@ -36,7 +36,8 @@ class Generate:
     prompt: str | None = None
     """The text to continue."""
     prompts: Path | None = None
-    """A file of prompts: JSONL with `prompt` (and `id`), or plain text, one per line."""
+    """A file of prompts: JSONL with `prompt` (and `id`), or plain text, one per line. Or a public set, fetched on first
+    use: humaneval, gsm8k, alpaca, ultrafeedback, mt-bench or spec-bench."""
     chat: bool = False
     """Treat each prompt as a user's message, through the model's chat template."""
     json: bool = False
@@ -60,6 +61,11 @@ class Generate:
 class Chat:
     """Talk with the model. Ctrl-C stops an answer, Ctrl-D or /quit leaves, /help lists commands."""
 
+    url: str | None = None
+    """Talk with a server that has the OpenAI API instead, such as http://127.0.0.1:8000/v1; --model is its model's
+    name, else the first that it lists."""
+    key_env: str | None = None
+    """The variable of the environment that holds the server's API key."""
     system: str | None = None
     """The system message."""
     metrics: bool = False
@@ -98,20 +104,26 @@ class Bench:
 
     methods: str | None = None
     """Comma-separated, each perhaps with its lookahead, its budget and the cores it may use, such as
-    ar@1,sd:3@2,ssd:2:16. Without it: sd,ssd if there is a draft, else ngram."""
+    ar@1,sd:3@2,ssd:2:16. Without it: sd,ssd if there is a draft, else ngram. With peers by URL, none: only those."""
     prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
-    """Files of prompts, as for generate; of several, prompts are taken in turn. Without any, 20 of our own."""
+    """Files or public sets of prompts, as for generate; of several, prompts are taken in turn. Without any, 20 of our
+    own."""
     num_prompts: int = 20
     """Most prompts to take."""
     batch: int = 1
     """Prompts decoded together."""
+    concurrency: tuple[int, ...] = ()
+    """Measure over HTTP, with this many requests at a time, such as 1 4 16; each method is served by a saguaro serve
+    of its own."""
     chat: bool = True
     """Through the model's chat template, where it has one."""
     json: Path | None = None
     """Write results and circumstances to this file."""
     peer: Repeatable[tuple[str, ...]] = ()
     """Measure this one too: transformers, on the same weights in the dtype we compute in (a batch is padded on the
-    left), or llama.cpp, on the same .gguf file, by llama-cpp-python; perhaps with @ and cores."""
+    left), or llama.cpp, on the same .gguf file, by llama-cpp-python; perhaps with @ and cores. Or a server with the
+    OpenAI API, and ours over HTTP too: openai=http://HOST:PORT/v1, perhaps with ,model=NAME ,key-env=VARIABLE
+    ,name=LABEL ,timeout=SECONDS behind it. One value per flag, which may be repeated."""
     which: Flat[ModelArgs] = field(default_factory=ModelArgs)
     engine: Flat[EngineArgs] = field(default_factory=EngineArgs)
     sampling: Flat[SamplingArgs] = field(default_factory=lambda: SamplingArgs(temperature=0.0, max_tokens=128, seed=0))
@@ -130,7 +142,7 @@ class Tune:
     seconds: float = 6.0
     """Time for each batch size and each place where the draft may run; large batches may take longer."""
     prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
-    """Files of prompts, as for generate; without any, 20 of our own."""
+    """Files or public sets of prompts, as for generate; without any, 20 of our own."""
     chat: bool = True
     """Through the model's chat template, where it has one."""
     json: bool = False
@@ -168,7 +180,7 @@ class Distill:
     cache_dir: Path | None = None
     """Where the default model is kept."""
     prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
-    """Files of prompts, as for generate; without any, our own."""
+    """Files or public sets of prompts, as for generate; without any, our own."""
     questions: int = 0
     """Prompts that the target is to write itself, beside those."""
     texts: int = 2048

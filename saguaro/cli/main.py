@@ -81,10 +81,14 @@ def run(command: AnyCommand) -> int:
             from saguaro.cli.generate import generate
 
             status = generate(command)
-        case Chat():
+        case Chat(url=None):
             from saguaro.cli.chat import chat
 
             status = chat(command)
+        case Chat():
+            from saguaro.cli.chat_url import chat_url
+
+            status = chat_url(command)
         case Serve():
             from saguaro.cli.serve import serve
 
@@ -95,8 +99,9 @@ def run(command: AnyCommand) -> int:
             status = compare(command)
         case Bench():
             from saguaro.cli.bench import bench
+            from saguaro.cli.bench_served import bench_served, is_served
 
-            status = bench(command)
+            status = bench_served(command) if is_served(command) else bench(command)
         case Tune():
             from saguaro.cli.tune import tune
 

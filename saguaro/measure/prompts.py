@@ -1,4 +1,4 @@
-"""Prompts from files, or the built-in ones."""
+"""Prompts from files or public sets, or the built-in ones."""
 
 import json
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from saguaro.errors import ConfigError
+from saguaro.measure.datasets import DATASETS, prompts_file
 
 OURS = [
     "Explain in three sentences why the sky is blue.",
@@ -51,11 +52,20 @@ def read_prompts(files: Sequence[Path], n: int) -> list[str]:
 
 
 def read_prompt_file(path: Path) -> list[Asked]:
-    """The prompts of a file: JSON lines with `prompt` and optionally `id`, or one plain text per line."""
+    """The prompts of a file: JSON lines with `prompt` and optionally `id`, or one plain text per line; or those of a
+    public set, by its name if there is no such file."""
+    name = str(path)
+    if name in DATASETS and not path.is_file():
+        from saguaro.llm import default_cache
+
+        path = prompts_file(DATASETS[name], default_cache())
     try:
         lines = [(n, line) for n, line in enumerate(path.read_text(encoding="utf-8").split("\n")) if line.strip()]
     except OSError as e:
-        raise ConfigError(f"cannot read prompts from {path}: {e.strerror}; give a JSONL or text file") from e
+        sets = ", ".join(DATASETS)
+        raise ConfigError(
+            f"cannot read prompts from {path}: {e.strerror}; give a JSONL or text file, or one of the sets {sets}"
+        ) from e
     except UnicodeDecodeError as e:
         raise ConfigError(f"{path} is not UTF-8 text ({e}); give a JSONL or text file") from e
     if not lines:
