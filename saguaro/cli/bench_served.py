@@ -15,7 +15,7 @@ from rich.console import Console
 
 from saguaro.cli import commands
 from saguaro.cli.bench import machine, versions, write_report
-from saguaro.cli.candidates import WARM_UP, config_for, method_names
+from saguaro.cli.candidates import WARM_UP, config_for, method_names, settings_by_name
 from saguaro.cli.own_server import OwnServer, flags_of
 from saguaro.cli.progress import progress_bar
 from saguaro.client.asking import chat_body, check_params, completion_body, pick_model, sampling_body
@@ -23,7 +23,7 @@ from saguaro.client.client import Client, Stream
 from saguaro.config import SamplingParams
 from saguaro.engine.assembly import choose_method
 from saguaro.errors import ConfigError
-from saguaro.measure.candidate import method_of, placement, sizes_of
+from saguaro.measure.candidate import placement
 from saguaro.measure.interleaved import seeded
 from saguaro.measure.metrics import OutputFile
 from saguaro.measure.peer_url import PeerURL, is_peer_url, parse_peer_url
@@ -142,7 +142,7 @@ def _own(
     config = config_for(command.which, command.engine)
     for n_done, name in enumerate(names):
         progress("starting servers", n_done, len(names))
-        own = {"method": method_of(name), **sizes_of(name)}
+        own = settings_by_name([name])[name]
         method = choose_method(replace(config, **own))
         with placement(name):  # inherited by the process
             server = stack.enter_context(OwnServer(flags_of(command.which, replace(command.engine, **own))))

@@ -19,6 +19,7 @@ from saguaro.model.default import draft_for
 from saguaro.model.tokenizer import Tokenizer
 
 LOADER_KV = "64MiB"  # of the engine that only loads the weights
+PLAIN: dict[str, Any] = {"nodes": None, "width": None, "fan_out": "auto", "saguaro_c": 1.0}  # what ar has no use for
 LEAST_KV_TOKENS = 4096
 WARM_UP = "Count slowly from one to ten, and then say what comes after ten."
 
@@ -32,7 +33,7 @@ def method_names(methods: str | None, engine: EngineConfig) -> list[str]:
     names = [name.strip() for name in methods.split(",") if name.strip()]
     for name in names:
         # raises if the method is unknown or has no draft
-        choose_method(replace(engine, method=method_of(name), **sizes_of(name)))
+        choose_method(replace(engine, **_own_settings(name)))
         cores_of(name)
     first = [name for name in names if method_of(name) == "ar"] or ["ar"]
     return list(dict.fromkeys([*first, *names]))
@@ -61,7 +62,7 @@ def load_candidates(
     is_sized_here = config.kv_memory == "auto"
     small: dict[str, Any] = {"kv_memory": LOADER_KV, "max_model_len": None} if is_sized_here else {}
     with ExitStack() as stack:
-        base = stack.enter_context(commands.load(which, replace(engine, method="ar", **small)))
+        base = stack.enter_context(commands.load(which, replace(engine, method="ar", **PLAIN, **small)))
         prompts = encode(base.engine.tokenizer)
         common = {**asdict(config), "learnt_dir": base.engine.config.learnt_dir}
         if is_sized_here:
@@ -82,10 +83,16 @@ def load_candidates(
 def settings_by_name(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The settings that the names say.
 
-    >>> settings_by_name(["ar@1", "ssd:2:16"])
-    {'ar@1': {'method': 'ar'}, 'ssd:2:16': {'method': 'ssd', 'lookahead': 2, 'budget': 16}}
+    >>> settings_by_name(["pearl@1", "ssd:2:16"])
+    {'pearl@1': {'method': 'pearl'}, 'ssd:2:16': {'method': 'ssd', 'lookahead': 2, 'budget': 16}}
     """
-    return {name: {"method": method_of(name), **sizes_of(name)} for name in names}
+    return {name: _own_settings(name) for name in names}
+
+
+def _own_settings(name: str) -> dict[str, Any]:
+    """`ar` runs beside other methods, whose settings it would refuse."""
+    method = method_of(name)
+    return {"method": method, **(PLAIN if method == "ar" else {}), **sizes_of(name)}
 
 
 def encoder(texts: Sequence[str], chat: bool) -> Callable[[Tokenizer], list[list[int]]]:

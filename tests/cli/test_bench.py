@@ -208,6 +208,22 @@ def test_methods_of_other_sizes(pair: tuple[str, ...], capsys: pytest.CaptureFix
     assert "identical output: ar, sd:1, sd:3, ssd:2:3" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("methods", "flags"),
+    [
+        ("saguaro,ssd-uniform", ["--fan-out", "uniform", "--temperature", "0"]),
+        ("saguaro", ["--saguaro-c", "0.5", "--temperature", "0"]),
+        ("ar,sd", ["--nodes", "8", "--width", "2"]),
+    ],
+)
+def test_settings_of_the_other_methods_are_none_of_ar(
+    pair: tuple[str, ...], methods: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bench", *pair, "--methods", methods, "--num-prompts", "1", "--no-chat", *flags]
+    assert main.run(main.parse(command)) == 0
+    assert "identical output: ar, " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["sd:x", "ssd:1:2:3", "sd:-1"])
 def test_sizes_that_are_none(pair: tuple[str, ...], name: str) -> None:
     with pytest.raises(ConfigError, match="write METHOD, METHOD:K or METHOD:K:M"):
