@@ -361,5 +361,8 @@ def _first(trees: Trees, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:  # [B
     return score[:, :n], nodes.gather(1, at[:, :n])
 
 
+NAMES = tuple(field.name for field in fields(Trees))  # of the tensors
+
+
 def _tensors(trees: Trees) -> list[Tensor]:
-    return [getattr(trees, field.name) for field in fields(trees)]
+    return [getattr(trees, name) for name in NAMES]

@@ -1,6 +1,7 @@
 """The `saguaro` command as a user runs it: real processes."""
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -16,6 +17,7 @@ import pytest
 
 from saguaro.cli.main import main, parse
 from saguaro.model.tiny import write_tiny
+from tests.cli.here import Here
 
 SAGUARO = [sys.executable, "-m", "saguaro"]
 
@@ -31,26 +33,6 @@ def saguaro(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*SAGUARO, *args], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
 
-class Here:
-    """The command in this process, without another two seconds of imports: for what a process has shown already."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *args: str) -> subprocess.CompletedProcess[str]:
-        self._capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(args)
-        said = self._capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return subprocess.CompletedProcess(args, ended.value.code, said.out, said.err)
-
-
-@pytest.fixture
-def here(capsys: pytest.CaptureFixture[str]) -> Here:
-    return Here(capsys)
-
-
 @pytest.mark.parametrize("command", ["generate", "chat", "serve", "compare", "bench", "tune", "info", "distill"])
 def test_every_command_tells_its_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """No two of a command's flags have the same name: that shows when they are put together."""
@@ -60,11 +42,11 @@ def test_every_command_tells_its_flags(command: str, capsys: pytest.CaptureFixtu
     assert f"saguaro {command}" in capsys.readouterr().out
 
 
-def test_generate_prints_one_json_object_per_prompt_in_order(tiny: str, tmp_path: Path) -> None:
+def test_generate_prints_one_json_object_per_prompt_in_order(tiny: str, tmp_path: Path, here: Here) -> None:
     file = tmp_path / "prompts.jsonl"
     entries = [{"id": "a", "prompt": "the end"}, {"prompt": "x" * 500}, {"id": "c", "prompt": "in an inn"}]
     file.write_text("\n".join(json.dumps(entry) for entry in entries))
-    done = saguaro("generate", "--model", tiny, "--prompts", str(file), "--max-tokens", "6", "--seed", "3", "--json")
+    done = here("generate", "--model", tiny, "--prompts", str(file), "--max-tokens", "6", "--seed", "3", "--json")
     first, second, third = (json.loads(line) for line in done.stdout.splitlines())
     keys = {"id", "text", "token_ids", "finish_reason", "seed", "n_tokens", "ttft_ms", "decode_tok_s"}
     assert (set(first), first["id"], third["id"]) == (keys, "a", "c")
@@ -91,7 +73,7 @@ def test_generate_keeps_to_a_schema_or_a_choice(tiny: str, tmp_path: Path, here:
         '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "additionalProperties": false, "required": ["a"]}'
     )
     args = ("generate", "--model", tiny, "--prompt", "the", "--seed", "3", "--max-tokens", "40")
-    done = saguaro(*args, "--json-schema", str(schema), "--json")
+    done = here(*args, "--json-schema", str(schema), "--json")
     assert json.loads(json.loads(done.stdout)["text"])["a"] in (1, 2), done.stderr
     assert here(*args, "--choice", "an end").stdout == "an end\n"
     twice = here(*args, "--choice", "an end", "--regex", "a")
@@ -106,7 +88,7 @@ def test_generate_writes_rounds_and_colours_without_changing_the_text(tiny: str,
     record, trace = tmp_path / "rounds.jsonl", tmp_path / "trace.json"
     args = ["generate", "--model", tiny, "--prompt", "the the the the", "--max-tokens", "12", "--temperature", "0"]
     args += ["--method", "ngram", "--metrics", "--ignore-eos"]
-    done = saguaro(*args, "--color", "always", "--record", str(record), "--trace", str(trace))
+    done = here(*args, "--color", "always", "--record", str(record), "--trace", str(trace))
     assert done.returncode == 0, done.stderr
     assert "just in time" in done.stderr
     assert "hit rate" in done.stderr
@@ -162,16 +144,12 @@ def test_settings_are_checked_before_torch_is_loaded(args: list[str], message: s
     assert done.stderr.startswith(f"saguaro: {message}")
 
 
+FULL = "the output cannot be written (No space left on device); make room, or send it elsewhere"
+
+
 @pytest.mark.parametrize(
     "args",
-    [
-        ["--version"],
-        ["generate", "--help"],
-        ["generate", "--prompt", "the", "--max-tokens", "4", "--json"],
-        ["generate", "--prompt", "the", "--max-tokens", "4"],
-        ["info"],
-        ["compare", "--prompt", "the", "--max-tokens", "4"],
-    ],
+    [["--version"], ["generate", "--help"], ["generate", "--prompt", "the", "--max-tokens", "4"]],
     ids=" ".join,
 )
 def test_a_full_disk_is_an_error_in_one_line(tiny: str, args: list[str]) -> None:
@@ -179,9 +157,21 @@ def test_a_full_disk_is_an_error_in_one_line(tiny: str, args: list[str]) -> None
     with Path("/dev/full").open("w") as full:
         command = [*SAGUARO, *args, *model]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
-    why = "the output cannot be written (No space left on device); make room, or send it elsewhere"
-    assert done.stderr == f"saguaro: {why}\n"
+    assert (done.returncode, done.stderr) == (1, f"saguaro: {FULL}\n")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["generate", "--prompt", "the", "--max-tokens", "4", "--json"],
+        ["info"],
+        ["compare", "--prompt", "the", "--max-tokens", "4"],
+    ],
+    ids=" ".join,
+)
+def test_other_output_to_a_full_disk(tiny: str, args: list[str], here: Here) -> None:
+    done = here.writing_to(Path("/dev/full"), *args, "--model", tiny)
+    assert (done.returncode, done.stderr) == (1, f"saguaro: {FULL}\n")
 
 
 def test_a_reader_that_leaves_is_no_error_to_speak_of(tiny: str) -> None:
@@ -196,7 +186,7 @@ def test_a_reader_that_leaves_is_no_error_to_speak_of(tiny: str) -> None:
 
 
 def test_info_describes_the_model(tiny: str, here: Here) -> None:
-    facts = json.loads(saguaro("info", "--model", tiny, "--kv-memory", "1MiB", "--json").stdout)
+    facts = json.loads(here("info", "--model", tiny, "--kv-memory", "1MiB", "--json").stdout)
     assert facts["architecture"] == "LlamaForCausalLM"
     assert facts["kv_bytes"] <= 2**20
     assert facts["kv_tokens"] * facts["kv_bytes_per_token"] == facts["kv_bytes"]
@@ -244,10 +234,9 @@ def test_chat_reads_a_pipe_to_its_end(tiny: str, tmp_path: Path) -> None:
     assert len(record.read_text().splitlines()) >= 2
 
 
-def test_a_full_context_drops_the_oldest_turns(tiny: str) -> None:
-    args = [*SAGUARO, "chat", "--model", tiny, "--max-model-len", "96", "--max-tokens", "16"]
-    questions = "\n".join(["the end of the tale"] * 4) + "\n"
-    done = subprocess.run(args, input=questions, capture_output=True, text=True, check=False)
+def test_a_full_context_drops_the_oldest_turns(tiny: str, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the end of the tale\n" * 4))
+    done = here("chat", "--model", tiny, "--max-model-len", "96", "--max-tokens", "16")
     assert done.returncode == 0, done.stderr
     assert "oldest turns are forgotten" in done.stderr
 

@@ -1,4 +1,4 @@
-"""What a start says and sets, as a user meets it: real processes."""
+"""What a start says and sets, as a user meets it."""
 
 import json
 import os
@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import saguaro
+from saguaro.engine.advice import check_machine
 from saguaro.model.tiny import write_tiny
+from tests.cli.here import Here
 from tests.serve.http.test_command import serving
 
 PHASES = ("compiling CPU kernels", "loading weights", "loading the draft")
@@ -36,23 +40,28 @@ def python(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "None")],
 )
 def test_threads_do_not_spin_unless_the_user_says_so(given: dict[str, str], kept: str) -> None:
-    script = "import saguaro, os; print(os.environ.get('GOMP_SPINCOUNT')); from saguaro import LLM; import torch"
-    assert python("-c", script, **given).stdout.strip() == kept
+    script = "import saguaro, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    assert python("-c", script, **given).stdout.strip() == f"{kept} False", "torch reads it as it is loaded"
 
 
-def test_torch_before_saguaro_is_told_once_how_to_be_faster(folder: str) -> None:
+def test_torch_before_saguaro_is_told_once_how_to_be_faster(
+    folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = "import torch; torch.set_num_threads(2)\nfrom saguaro import LLM\n"
     script += f"for _ in range(2): LLM({folder!r}, device='cpu', kv_memory='2MiB').close()"
     assert python("-c", script).stderr.count("Import saguaro before torch, or set GOMP_SPINCOUNT=10000") == 1
-    assert "Import saguaro" not in python("-c", script, GOMP_SPINCOUNT="10000").stderr
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert not saguaro.IS_SPINNING, "$GOMP_SPINCOUNT is set"
+    check_machine(torch.device("cpu"), lambda *_: None)
+    assert "Import saguaro" not in caplog.text
 
 
-def test_without_a_c_compiler_it_is_said_once_that_this_is_slow(folder: str) -> None:
+def test_without_a_c_compiler_it_is_said_once_that_this_is_slow(folder: str, here: Here) -> None:
     script = f"from saguaro import LLM\nfor _ in range(2): LLM({folder!r}, device='cpu', kv_memory='2MiB').close()"
     assert python("-c", script, PATH="/nowhere").stderr.count(SLOW) == 1
     args = ("-m", "saguaro", "generate", "--model", folder, "--prompt", "the", "--max-tokens", "2")
     assert python(*args, PATH="/nowhere").stderr.count(SLOW) == 1
-    assert "slow" not in python(*args).stderr
+    assert "slow" not in here(*args[2:]).stderr
 
 
 def test_the_log_of_a_server_has_a_line_for_each_phase(folder: str, tmp_path: Path) -> None:
@@ -65,7 +74,7 @@ def test_the_log_of_a_server_has_a_line_for_each_phase(folder: str, tmp_path: Pa
     assert any("Nothing is prepared: with --link inline" in line for line in lines)
 
 
-def test_a_terminal_sees_what_is_loaded_and_a_pipe_does_not(folder: str) -> None:
+def test_a_terminal_sees_what_is_loaded_and_a_pipe_does_not(folder: str, here: Here) -> None:
     args = [sys.executable, "-m", "saguaro", "generate", "--model", folder, "--prompt", "the", "--max-tokens", "2"]
     parent, child = pty.openpty()
     seen = b""
@@ -75,7 +84,7 @@ def test_a_terminal_sees_what_is_loaded_and_a_pipe_does_not(folder: str) -> None
             seen += piece
     assert run.returncode == 0
     assert b"loading weights" in seen
-    assert "loading" not in python(*args[1:]).stderr
+    assert "loading" not in here(*args[3:]).stderr
 
 
 @pytest.mark.parametrize(
@@ -87,17 +96,19 @@ def test_a_terminal_sees_what_is_loaded_and_a_pipe_does_not(folder: str) -> None
         (("--draft", "drop:1", "--link", "inline", "--prepare", "always"), None),
     ],
 )
-def test_metrics_say_why_nothing_is_prepared(folder: str, args: tuple[str, ...], sentence: str | None) -> None:
-    command = ("-m", "saguaro", "generate", "--model", folder, "--prompt", "the", "--metrics", "--ignore-eos")
-    told = python(*command, "--max-tokens", "12", *args).stderr
+def test_metrics_say_why_nothing_is_prepared(
+    folder: str, args: tuple[str, ...], sentence: str | None, here: Here
+) -> None:
+    command = ("generate", "--model", folder, "--prompt", "the", "--metrics", "--ignore-eos")
+    told = here(*command, "--max-tokens", "12", *args).stderr
     assert sentence in told if sentence else "Nothing" not in told
 
 
-def test_info_and_compare_say_it_too(folder: str) -> None:
+def test_info_and_compare_say_it_too(folder: str, here: Here) -> None:
     args = ("--model", folder, "--draft", "drop:1", "--link", "inline")
-    why = json.loads(python("-m", "saguaro", "info", "--json", *args).stdout)["preparation"]
+    why = json.loads(here("info", "--json", *args).stdout)["preparation"]
     assert why == "Nothing is prepared: with --link inline the draft works between the target's steps, just in time."
-    compared = python("-m", "saguaro", "compare", "--prompt", "the", "--max-tokens", "8", *args).stdout
+    compared = here("compare", "--prompt", "the", "--max-tokens", "8", *args).stdout
     assert f"ssd: {why}" in compared.splitlines()
 
 

@@ -17,6 +17,7 @@ from saguaro.engine.placement import Placement, possible_placements, rates_of
 from saguaro.errors import ConfigError
 from saguaro.measure.tune import Measured
 from saguaro.model.tiny import write_tiny
+from tests.cli.here import Here
 
 INLINE, APART = Placement(), Placement("process", 2)
 
@@ -26,16 +27,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tiny(tmp_path_factory.mktemp("tiny"), "llama", num_hidden_layers=4))
 
 
-def tuned(*args: str) -> "subprocess.CompletedProcess[str]":
-    """The command as a user runs it."""
-    command = [sys.executable, "-m", "saguaro", "tune", *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-
-
-def test_what_is_tuned_is_used_by_the_next_start(folder: str, tmp_path: Path) -> None:
+def test_what_is_tuned_is_used_by_the_next_start(folder: str, tmp_path: Path, here: Here) -> None:
     kept = tmp_path / "below" / "learnt"
     args = (folder, "--draft", "drop:1", "--learnt-dir", str(kept), "--threads", "1")
-    done = tuned(*args, "--max-tokens", "48", "--seconds", "1", "--batches", "1", "2", "--json")
+    command = [sys.executable, "-m", "saguaro", "tune", *args, "--max-tokens", "48", "--seconds", "1", "--json"]
+    done = subprocess.run([*command, "--batches", "1", "2"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "batch of 1 ..." in done.stderr
     found = json.loads(done.stdout)
@@ -55,17 +51,17 @@ def test_what_is_tuned_is_used_by_the_next_start(folder: str, tmp_path: Path) ->
         assert set(rates_of(state)) == set(places)
         assert engine.learnt is not None
         assert engine.learnt.read() is not None, "what its rounds take is kept too"
-    info = [sys.executable, "-m", "saguaro", "info", "--model", *args]
-    facts = json.loads(subprocess.run([*info, "--json"], capture_output=True, text=True, check=True).stdout)
+    info = ("info", "--model", *args)
+    facts = json.loads(here(*info, "--json").stdout)
     assert facts["placement"] == str(engine.placed.placement)
     assert set(facts["learnt"]) == {"verification_ms", "draft_step_ms", "tokens_per_round"}
     assert set(facts["learnt"]["verification_ms"]) == {"1", "5"}
-    assert "verify 1 token" in subprocess.run(info, capture_output=True, text=True, check=True).stdout
+    assert "verify 1 token" in here(*info).stdout
 
 
-def test_tables_and_the_choice_in_one_line(folder: str, tmp_path: Path) -> None:
+def test_tables_and_the_choice_in_one_line(folder: str, tmp_path: Path, here: Here) -> None:
     args = (folder, "--draft", "drop:1", "--learnt-dir", str(tmp_path), "--max-tokens", "48", "--seconds", "0.4")
-    done = tuned(*args, "--batches", "1", "--draft-threads", "64")
+    done = here("tune", *args, "--batches", "1", "--draft-threads", "64")
     assert done.returncode == 0, done.stderr
     assert "in the target's thread" in done.stdout
     assert "process" not in done.stdout, "64 cores are not there"

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from saguaro import LLM, SamplingParams
-from saguaro.cli.main import main
 from saguaro.model.tiny import write_tiny
+from tests.cli.here import Here
 
 ASKED = [f"{a} {b}?" for a in ("why", "how", "when", "who", "where") for b in ("a", "an owl", "it", "us", "no")]
 
@@ -48,19 +48,9 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
-def run_here(command: list[str], capsys: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
-    """In this process, without another two seconds of imports."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(command[3:])
-    said = capsys.readouterr()
-    assert isinstance(ended.value.code, int)
-    return subprocess.CompletedProcess(command, ended.value.code, said.out, said.err)
-
-
 def refuse(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What a command that cannot be run says."""
-    done = run_here(command, capsys)
+    done = Here(capsys)(*command[3:])
     assert (done.returncode, done.stdout) == (2, "")
     return done.stderr
 
@@ -110,7 +100,7 @@ def test_prompts_of_the_target_itself_and_int8(
     command = arguments(target, Path("none"), out, {"questions": 40, "stored": "int8", "max_tokens": 16})
     at = command.index("--prompts")
     del command[at : at + 2]
-    done = run(command)
+    done = Here(capsys)(*command[3:])
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["prompts"]["given"] == 1  # 24 texts, and more questions than that
@@ -118,7 +108,7 @@ def test_prompts_of_the_target_itself_and_int8(
     stored = load_file(out / "model.safetensors")
     assert stored["lm_head.weight"].dtype == torch.int8
     asked = ["generate", "--model", str(target), "--draft", str(out), "--prompt", "a", "--max-tokens", "9"]
-    done = run_here([*command[:3], *asked], capsys)
+    done = Here(capsys)(*asked)
     assert done.returncode == 0, done.stderr
 
 
@@ -141,7 +131,7 @@ def test_a_draft_begun_from_another(
     start, first = made
     given = {"start": start, **({} if head is None else {"head": head})}
     left_out = ["--layers", *([] if head else ["--head"])]
-    done = run_here(without(arguments(target, prompts, tmp_path / "more", given), *left_out), capsys)
+    done = Here(capsys)(*without(arguments(target, prompts, tmp_path / "more", given), *left_out)[3:])
     assert done.returncode == 0, done.stderr
     more = json.loads(done.stdout)
     assert more["texts"]["head_rows"] == (head or first["texts"]["head_rows"])
@@ -151,11 +141,11 @@ def test_a_draft_begun_from_another(
 
 
 def test_the_same_command_again_makes_nothing_new(
-    made: tuple[Path, dict[str, Any]], target: Path, prompts: Path
+    made: tuple[Path, dict[str, Any]], target: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, said = made
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
-    done = run(arguments(target, prompts, out))
+    done = Here(capsys)(*arguments(target, prompts, out)[3:])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == said
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == before
@@ -163,7 +153,7 @@ def test_the_same_command_again_makes_nothing_new(
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_an_interrupted_command_goes_on(
-    made: tuple[Path, dict[str, Any]], target: Path, prompts: Path, tmp_path: Path
+    made: tuple[Path, dict[str, Any]], target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Interrupted while it samples and while it trains, it comes to the same weights."""
     command = arguments(target, prompts, tmp_path / "draft")
@@ -174,7 +164,7 @@ def test_an_interrupted_command_goes_on(
                 time.sleep(0.01)
             running.send_signal(signal.SIGINT)
             running.communicate(timeout=60)
-    done = run(command)
+    done = Here(capsys)(*command[3:])
     assert done.returncode == 0, done.stderr
     for name in ("model.safetensors", "token_map.safetensors"):
         assert (tmp_path / "draft" / name).read_bytes() == (made[0] / name).read_bytes()

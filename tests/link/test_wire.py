@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
@@ -361,8 +362,23 @@ def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patch:
         patch.setattr(frame, "VERSION", 3)
         data = b"".join(frame.frame(MessageKind.READY, 1, []))
-    with pytest.raises(WireError, match="version 3; this end speaks version 4"):
+    with pytest.raises(WireError, match=f"version 3; this end speaks version {frame.VERSION}"):
         arrive(data)
+
+
+def test_another_layout_is_another_version() -> None:
+    """A draft that is started again may be of a package that was replaced meanwhile."""
+    spec = Speculation(ints([1, 2, 3]).view(1, 3), ints([3]), ints([DRAFT]), torch.full((1, 2, V), 0.5))
+    spec = replace(spec, times=DraftTimes((1.0, 2.0), (3.0, 4.0), True), parent=ints([-1, 0, 0]).view(1, 3))
+    outcome = Outcome(ints([2]), ints([3]), ints([1]), ints([4]), ints([2, -1, -1]).view(1, 3))
+    row = Joined(
+        1, [5, 6], 1, 7, SamplingParams(temperature=0.5, logit_bias={3: 1.0}, structured=Structured(regex="a"))
+    )
+    turn = DraftRequest(False, [3], [row], outcome, [1, 2], [3, 0])
+    found = [zlib.crc32(b"".join(parts)) for parts in (wire.encode_request(turn), wire.encode_reply(spec))]
+    assert (frame.VERSION, *found) == (5, 3036381686, 2097775257), (
+        "if the layout has changed, raise VERSION; then write these here"
+    )
 
 
 def test_messages_larger_than_the_socket_go_through_piece_by_piece() -> None:

@@ -44,6 +44,16 @@ N_REQUESTS = 8
 TREES = [f"{name} trees" for name, method in METHODS.items() if method.trees]  # the same with trees (see variant)
 VARIANTS = [*METHODS, *TREES]
 SIZES = [(1, 1), (1, 6), (4, 1), (4, 6)]  # lookahead, budget
+CASES = [  # without preparing the budget says nothing, and of what drafts nothing there is one case
+    (name, lookahead, budget)
+    for name in VARIANTS
+    for method in [METHODS[name.split()[0]]]
+    for lookahead, budget in SIZES
+    if (method.prepares or budget > 1) and (method.drafts or lookahead > 1)
+]
+ROOMS = [  # a method, and the tokens that its draft has room for; 0: a text or two
+    (name, n) for name in VARIANTS for n in (1200, 0) if n or METHODS[name.split()[0]].needs_model
+]
 
 
 @dataclass
@@ -166,8 +176,7 @@ def truth(target: Transformer) -> list[list[int]]:
     return [true_output(target, request) for request in new_requests(n=N_REQUESTS)]
 
 
-@pytest.mark.parametrize(("lookahead", "budget"), SIZES)
-@pytest.mark.parametrize("method", VARIANTS)
+@pytest.mark.parametrize(("method", "lookahead", "budget"), CASES)
 def test_shared_noise_gives_the_true_tokens(
     method: str, lookahead: int, budget: int, target: Transformer, draft: Transformer, truth: list[list[int]]
 ) -> None:
@@ -179,8 +188,7 @@ def test_shared_noise_gives_the_true_tokens(
     assert bool(rig.sources["draft"]) == (parts.fallback in MODEL_FALLBACKS)
 
 
-@pytest.mark.parametrize(("lookahead", "budget"), SIZES)
-@pytest.mark.parametrize("method", VARIANTS)
+@pytest.mark.parametrize(("method", "lookahead", "budget"), CASES)
 def test_captured_steps_give_the_true_tokens(
     method: str, lookahead: int, budget: int, target: Transformer, draft: Transformer, truth: list[list[int]]
 ) -> None:
@@ -251,8 +259,7 @@ def test_a_draft_that_is_always_wrong_changes_nothing(method: str, target: Trans
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
 
 
-@pytest.mark.parametrize("draft_tokens", [1200, 0])  # 0: the draft has room for a text or two
-@pytest.mark.parametrize("method", VARIANTS)
+@pytest.mark.parametrize(("method", "draft_tokens"), ROOMS)
 def test_preemption_changes_nothing(
     method: str, draft_tokens: int, target: Transformer, draft: Transformer, truth: list[list[int]]
 ) -> None:

@@ -48,6 +48,8 @@ class Average:
     def restore(self, state: Any) -> "Average":
         """Continue from a kept state."""
         self.total, self.squares, self.n = numbers(state, 3)
+        if 0 < self.n < 1:  # the last value counts in full
+            raise ValueError(f"{state!r} is no average")
         return self
 
     def spread(self) -> float:

@@ -97,6 +97,8 @@ class SecondsByCount:
     def restore(self, state: Any) -> None:
         """Continue from a kept state."""
         self.n, self.x, self.y, self.xx, self.xy = numbers(state["line"], 5)
+        if 0 < self.n < 1:  # the last measurement counts in full
+            raise ValueError(f"{state['line']!r} is no line")
         self.known = {int(count): Average(kept=KEPT_AT).restore(each) for count, each in state["known"].items()}
 
     def _at(self, count: int) -> float:

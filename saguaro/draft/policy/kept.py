@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 FORMAT = 1  # of the file
 FIRST_S, EVERY_S = 3.0, 30.0  # seconds until it is written for the first time, and between two times
 
+MOST = 1e15  # of a number: sums of larger ones could overflow
+
 State = dict[str, Any]  # plain JSON values
 
 
@@ -104,7 +106,7 @@ def file_name(facts: Mapping[str, Any]) -> str:
 
 
 def numbers(values: Any, n: int | None = None) -> list[float]:
-    """Check that these are n finite numbers.
+    """Check that these are n numbers, not negative and not above MOST, as all sums and counts are.
 
     >>> numbers([1, 2.5], 2)
     [1.0, 2.5]
@@ -112,6 +114,6 @@ def numbers(values: Any, n: int | None = None) -> list[float]:
     if not isinstance(values, list) or (n is not None and len(values) != n):
         raise ValueError(f"{values!r} is not a list of {n} numbers")
     found = [float(value) for value in values]
-    if not all(map(math.isfinite, found)):
-        raise ValueError("a number is not finite")
+    if not all(0 <= value <= MOST for value in found):
+        raise ValueError(f"a number is not between 0 and {MOST:g}")
     return found

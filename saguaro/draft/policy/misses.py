@@ -33,7 +33,7 @@ SPENT = 0.005  # share of the time for trials of what does not seem to pay
 TRIES, AHEAD = 3, 4  # drafts per trial, and misses before it in which texts are read again
 BETTER = 1.02  # the other choice is taken if it is so many times as fast: estimates vary by some percent
 REST = 8  # misses that are not decided on after one for which nothing pays
-MOST_SAVED = 60.0  # seconds: what a trial may cost at most
+MOST_SAVED = 60.0  # seconds: with so much, even a trial that seems to cost more takes place
 
 
 class Misses(Protocol):
@@ -215,7 +215,7 @@ class MeasuredMisses:
         self._saved, self._at = min(MOST_SAVED, self._saved + SPENT * (now - self._at)), now
         loss = max(0.0, other.seconds - other.tokens / chosen.rate)  # of a round
         if not self._n_left:
-            if self._saved > TRIES * loss + self._read_s:
+            if self._saved >= min(MOST_SAVED, TRIES * loss + self._read_s):
                 self._n_left = TRIES if self._is_model else AHEAD + TRIES
                 self._read_s, self._tried = 0.0, Average(kept=0.8)
             return False

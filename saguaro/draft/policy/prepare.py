@@ -140,7 +140,9 @@ class _Way:
     def restore(self, state: Any) -> None:
         """Continue from a kept state."""
         self.seconds.restore(state["seconds"])
-        self.made = {(int(source), int(length)): float(times) for source, length, times in state["made"]}
+        self.made = {(int(source), int(length)): numbers([times], 1)[0] for source, length, times in state["made"]}
+        if self.seconds.n and not (self.seconds.total > 0 and sum(self.made.values()) > 0):
+            raise ValueError(f"{state!r} has rounds that took no time, or made nothing")
 
     def is_news(self, rounds: Sequence[Round]) -> bool:
         """Whether these rounds differ significantly from earlier ones."""
@@ -188,6 +190,8 @@ class _Book:
         self.gap = self.n_left = min(max(int(state["gap"]), LEAST_GAP), MOST_GAP)
         if state["best"] is not None:
             self.best = self.is_taken = bool(state["best"])
+            if not all(way.seconds.n for way in self.ways):
+                raise ValueError("the better mode is known, and one was never measured")
 
     def _length(self) -> int:
         if self.best is None:

@@ -15,7 +15,7 @@ from saguaro.draft.policy.kept import EVERY_S, FIRST_S, Kept, file_name, read
 from saguaro.draft.policy.learnt import WORTH_KEEPING, Learnt
 from saguaro.draft.policy.misses import FixedMisses, MeasuredMisses, NoProposer
 from saguaro.draft.policy.policy import Policy
-from saguaro.draft.policy.prepare import MeasuredPrepare, NeverPrepare
+from saguaro.draft.policy.prepare import LEAST_GAP, MeasuredPrepare, NeverPrepare
 from saguaro.round import DraftSide
 from saguaro.types import CACHE, DRAFT, EMPTY, NGRAM, Joined, Outcome
 from tests.draft.policy.test_prepare import COSTS, PAYS, Play
@@ -168,23 +168,62 @@ def paths_of(state: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path]
 
 
-def test_whatever_is_damaged_in_it_is_an_error_that_is_told(tmp_path: Path) -> None:
-    """Any number replaced by a text: no value of it may reach a decision."""
+def learnt_state() -> Any:
+    """All that a policy keeps, after some rounds."""
     first = Play(2)
     first.rounds(400, PAYS)
     world = new_world(Clock())
     for _ in range(100):
         world.play(accepted={DRAFT: 1, CACHE: 2})
-    state = {**as_read(world.policy.state()), "prepare": as_read(first.policy.state())}
+    return {**as_read(world.policy.state()), "prepare": as_read(first.policy.state())}
+
+
+def place_of(state: Any, path: tuple[Any, ...]) -> Any:
+    """What holds the last step of a path."""
+    for key in path[:-1]:
+        state = state[key]
+    return state
+
+
+def test_no_number_in_it_stops_the_decisions() -> None:
+    """Numbers that no rounds lead to are refused, or rounds go on with them."""
+    state = learnt_state()
+    n_refused = n_played = 0
+    for path in paths_of(state):
+        if not isinstance(place_of(state, path)[path[-1]], float):
+            continue
+        for value in (-1.0, 0.0, 1e-320, 1e308):
+            odd = as_read(state)
+            place_of(odd, path)[path[-1]] = value
+            try:
+                world, play = new_world(Clock(), odd), Play(2)
+                play.learnt.restore(odd["learnt"])
+                play.policy.restore(odd["prepare"])
+            except ValueError:
+                n_refused += 1
+                continue
+            for _ in range(6):
+                world.play(accepted={DRAFT: 1, CACHE: 2})
+            play.rounds(LEAST_GAP + 10, PAYS)
+            n_played += 1
+    assert min(n_refused, n_played) > 20
+
+
+def test_a_better_mode_that_was_never_measured_is_refused() -> None:
+    empty = {"seconds": [0.0, 0.0, 0.0], "made": []}
+    with pytest.raises(ValueError, match="never measured"):
+        MeasuredPrepare(Learnt()).restore({"2": {"best": True, "loss": 0.1, "gap": 32, "ways": [empty, empty]}})
+
+
+def test_whatever_is_damaged_in_it_is_an_error_that_is_told(tmp_path: Path) -> None:
+    """Any number replaced by a text: no value of it may reach a decision."""
+    state = learnt_state()
     Policy(Learnt(), *_parts()).restore(state)
     for path in paths_of(state):
         if path[-1] in ("is_model", "best"):
             continue
         broken = as_read(state)
-        place = broken
-        for key in path[:-1]:
-            place = place[key]
-        place[path[-1]] = "many"
+        place_of(broken, path)[path[-1]] = "many"
         with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
             Policy(Learnt(), *_parts()).restore(broken)
 

@@ -9,6 +9,7 @@ from saguaro.draft.policy.learnt import Learnt
 from saguaro.draft.policy.misses import (
     AHEAD,
     EVERY,
+    MOST_SAVED,
     SPENT,
     TRIES,
     FixedMisses,
@@ -182,6 +183,22 @@ def test_a_model_that_pays_again_is_found_soon(clock: Clock, n_before: int) -> N
         world.play(accepted={DRAFT: 0})
     found = [world.play(accepted={DRAFT: 3})[0] for _ in range(400)]
     assert found[-100:].count(DRAFT) >= 100 - TRIES
+
+
+def test_one_costly_trial_does_not_rule_out_the_model(clock: Clock) -> None:
+    """Reading a long text for a trial took longer than can be saved: later texts may be short."""
+    learnt = Learnt(clock)
+    misses = MeasuredMisses(Stepping(clock, 0.1), Counting(clock, NGRAM, n_most=1), learnt)
+    world = World(clock, misses, learnt)
+    while misses.reads:
+        world.play(accepted={DRAFT: 0})
+    misses.read(2 * MOST_SAVED)
+    drafted = []
+    for _ in range(40):  # requests now and then, in the time in which four such trials may take place
+        clock.now += 8 * MOST_SAVED / SPENT / 40
+        drafted.append(world.play(accepted={DRAFT: 3})[0] == DRAFT)
+    assert not any(drafted[:10]), "what it cost is saved first"
+    assert any(drafted)
 
 
 def test_texts_are_read_only_where_the_model_may_draft(clock: Clock) -> None:

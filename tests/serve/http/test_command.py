@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ import pytest
 
 from saguaro.model.tiny import write_tiny
 from saguaro.serve.http.service import READERS
+from tests.cli.here import Here
 from tests.link.target import is_running, until
 from tests.serve.http.driver import read_events
 
@@ -62,20 +64,26 @@ def test_flags_environment_and_a_clean_end(folder: Path, tmp_path: Path) -> None
         assert found["model"] == "yours"
         too_many = client.post("/v1/completions", json={"prompt": "the", "n": 6})
         assert "6 outputs in one request; at most 5" in too_many.json()["error"]["message"]
-        process.send_signal(signal.SIGINT)
+        finishes_a_stream(process, client, signal.SIGINT, max_tokens=100)
         assert process.wait(30) == 0
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_streams_finish(folder: Path, tmp_path: Path, sign: signal.Signals) -> None:
+def test_a_signal_lets_streams_finish(folder: Path, tmp_path: Path) -> None:
     with serving(tmp_path / "log", str(folder)) as (process, client):
-        with client.stream("POST", "/v1/completions", json={**ASKED, "stream": True}) as answer:
-            events = read_events(answer)
-            next(events)
-            process.send_signal(sign)
-            *_, end, last = events
-            assert (end["choices"][0]["finish_reason"], last) == ("length", "[DONE]")
+        finishes_a_stream(process, client, signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+def finishes_a_stream(
+    process: "subprocess.Popen[bytes]", client: httpx.Client, sign: signal.Signals, **asked: Any
+) -> None:
+    """Send the signal within a stream: it goes on to its end."""
+    with client.stream("POST", "/v1/completions", json={**ASKED, **asked, "stream": True}) as answer:
+        events = read_events(answer)
+        next(events)
+        process.send_signal(sign)
+        *_, end, last = events
+        assert (end["choices"][0]["finish_reason"], last) == ("length", "[DONE]")
 
 
 def test_it_ends_in_time_whatever_is_being_read(tmp_path: Path) -> None:
@@ -176,7 +184,6 @@ def children(pid: int) -> list[int]:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--method", "sd"), "needs a draft model"),
         (("--max-waiting", "-1"), "max_waiting is -1"),
         (("--request-timeout", "0"), "request_timeout is 0.0"),
         (("--max-body", "much"), "max_body is 'much'"),
@@ -189,16 +196,30 @@ def children(pid: int) -> list[int]:
     ],
 )
 def test_flags_that_cannot_be_are_refused_before_anything_is_loaded(
-    folder: Path, args: tuple[str, ...], message: str
+    folder: Path,
+    args: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = subprocess.run([*SERVE, str(folder), *args], capture_output=True, text=True, check=False)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)  # of a process that serves
+    done = Here(capsys)("serve", str(folder), *args)
     assert done.returncode == 2
     assert message in done.stderr
 
 
-def test_a_port_in_use_is_an_error(folder: Path, tmp_path: Path) -> None:
-    with serving(tmp_path / "log", str(folder)) as (_, client):
-        port = str(client.base_url.port)
-        done = subprocess.run([*SERVE, str(folder), "--port", port], capture_output=True, text=True, check=False)
-        assert done.returncode == 2
-        assert "Address already in use; choose another" in done.stderr
+def test_a_process_that_cannot_serve_ends(folder: Path) -> None:
+    command = [*SERVE, str(folder), "--port", "0", "--method", "sd"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "needs a draft model" in done.stderr
+
+
+def test_a_port_in_use_is_an_error(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = Here(capsys)("serve", str(folder), "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 2
+    assert "Address already in use; choose another" in done.stderr
