@@ -179,7 +179,15 @@ def _from_folder(folder: Path) -> Any:
     # tokenizer.json is complete. AutoTokenizer would rebuild parts of it for the class named in tokenizer_config.json,
     # and take two seconds to look that class up.
     kind = PreTrainedTokenizerFast if is_there(folder / "tokenizer.json") else AutoTokenizer
-    return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    try:
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except ValueError as e:
+        if "trust_remote_code" not in str(e):
+            raise
+        raise TokenizerMismatch(  # transformers names a remedy that does not exist here
+            f"the tokenizer in {folder} is code (auto_map in a JSON file there), which is never run; "
+            "copy the model's tokenizer.json there"
+        ) from e
 
 
 def _check_files(folder: Path) -> None:

@@ -17,7 +17,8 @@ import pytest
 
 from saguaro import LLM
 from saguaro.serve.http import guard as guard_module
-from saguaro.serve.http.body import MAX_NUMBERS, MAX_VALUES, check_size
+from saguaro.serve.http import service as service_module
+from saguaro.serve.http.body import MAX_NUMBERS, MAX_VALUES, SMALL, check_size, read_body
 from saguaro.serve.http.errors import MAX_MESSAGE, MAX_PARAM, APIError
 from saguaro.serve.http.limits import ServerLimits
 from tests.serve.http.driver import Gate, Running, running
@@ -183,6 +184,29 @@ def test_a_large_body_is_read_as_a_small_one_is(server: Running) -> None:
     tokens = list(range(200)) * 10
     answer = server.post(TEXT, {"prompt": [tokens] * 20})
     assert "the prompt has 2000 tokens, at most 255 fit" in answer.json()["error"]["message"]
+
+
+def test_large_bodies_are_parsed_beside_the_event_loop(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is parsed, for however long, everybody else is served."""
+    begun, free = threading.Event(), threading.Event()
+
+    def held(kind: Any, raw: bytes) -> Any:
+        if len(raw) > SMALL:
+            begun.set()
+            assert free.wait(60)
+        return read_body(kind, raw)
+
+    monkeypatch.setattr(service_module, "read_body", held)
+    with running(llm) as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.complete, "the", max_tokens=1, user="x" * (SMALL + 1))
+        try:
+            assert begun.wait(30)
+            assert server.client.get("/health", timeout=20).status_code == 200
+            assert server.complete("the", max_tokens=1)
+            assert not asked.done()
+        finally:
+            free.set()
+        assert asked.result()
 
 
 def test_bodies_are_bounded_in_sum_and_forgotten_with_their_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

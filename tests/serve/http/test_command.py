@@ -106,6 +106,29 @@ def test_it_ends_in_time_whatever_is_being_read(tmp_path: Path) -> None:
         assert process.wait(30) == 0
 
 
+READING = """
+import asyncio, threading
+from saguaro.serve.http.readers import Readers
+
+def read():
+    begun.set()
+    threading.Event().wait()
+
+async def main():
+    readers = Readers(1, "readers")
+    asyncio.ensure_future(readers.call(read))
+    await asyncio.to_thread(begun.wait)
+    readers.close()
+
+begun = threading.Event()
+asyncio.run(main())
+"""
+
+
+def test_a_thread_that_reads_for_ever_does_not_keep_the_process() -> None:
+    assert subprocess.run([sys.executable, "-c", READING], check=False, timeout=60).returncode == 0
+
+
 HANGING = """
 import sys, time
 from saguaro.cli import main, serve

@@ -131,6 +131,12 @@ def test_a_connection_may_be_kept_longer_than_headers_may_take(hasty: Running) -
             line.recv(1)
 
 
+def test_a_kept_connection_that_stays_idle_is_closed(llm: LLM) -> None:
+    with running(llm, ServerLimits(keep_alive_timeout=1)) as server, line_to(server.url) as line:
+        assert ask(line).status == 200
+        assert until_closed(line) == b""
+
+
 def test_of_too_many_connections_the_longest_idle_is_closed(llm: LLM) -> None:
     with running(llm, ServerLimits(max_connections=4)) as server, ExitStack() as stack:
         lines = [stack.enter_context(line_to(server.url)) for _ in range(4)]

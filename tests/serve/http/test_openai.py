@@ -1,4 +1,4 @@
-"""The `openai` client against a real server with the default model and a draft in a process of its own."""
+"""Public clients, `openai` first, against a real server with the default model and a draft in a process of its own."""
 
 import json
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
+from anthropic import Anthropic
 from langchain_core.messages import AIMessageChunk
 from langchain_core.tools import tool as langchain_tool
 from langchain_openai import ChatOpenAI
@@ -215,3 +216,44 @@ def test_langchain_calls_tools_on_the_default_model(smol: Running) -> None:
     told = [part for each in parts for part in each]
     assert told[0]["name"] == "add"
     assert json.loads("".join(part["args"] or "" for part in told)) == call["args"]
+
+
+QUESTION = "How is the weather in Paris?"
+
+
+def test_the_responses_api_calls_tools_on_the_default_model(client: OpenAI) -> None:
+    tool: Any = {"type": "function", "name": "get_weather", "parameters": WEATHER, "strict": True}
+    asked: dict[str, Any] = {"model": "tiny", "tools": [tool], "temperature": 0, "parallel_tool_calls": False}
+    found = client.responses.create(input=QUESTION, tool_choice="required", max_output_tokens=100, **asked)
+    (call,) = [item for item in found.output if item.type == "function_call"]
+    jsonschema.validate(json.loads(call.arguments), WEATHER)
+    turns: Any = [{"role": "user", "content": QUESTION}, *(item.to_dict() for item in found.output)]
+    turns += [{"type": "function_call_output", "call_id": call.call_id, "output": "31 degrees"}]
+    events = list(client.responses.create(input=turns, tool_choice="none", max_output_tokens=12, stream=True, **asked))
+    last = events[-1]
+    assert last.type in ("response.completed", "response.incomplete")
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == last.response.output_text != ""
+
+
+def test_anthropics_client_uses_tools_on_the_default_model(smol: Running) -> None:
+    tool: Any = {"name": "get_weather", "description": "Weather now", "input_schema": WEATHER}
+    turns: list[Any] = [{"role": "user", "content": QUESTION}]
+    greedy: Any = {"temperature": 0}
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 100, "tools": [tool], "extra_body": greedy}
+    one: Any = {"type": "any", "disable_parallel_tool_use": True}
+    with Anthropic(base_url=smol.url, api_key="key", max_retries=0) as client:
+        with client.messages.stream(messages=turns, tool_choice=one, **asked) as stream:
+            pieces = [event.partial_json for event in stream if event.type == "input_json"]
+            found = stream.get_final_message()
+        assert found.stop_reason == "tool_use"
+        (use,) = [block for block in found.content if block.type == "tool_use"]
+        assert json.loads("".join(pieces)) == use.input
+        jsonschema.validate(use.input, WEATHER)
+        turns += [{"role": "assistant", "content": found.content}]
+        turns += [
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "31 degrees"}]}
+        ]
+        later = {**asked, "max_tokens": 12}
+        answer = client.messages.create(messages=turns, tool_choice={"type": "none"}, **later)
+        assert [block.type for block in answer.content] == ["text"]
