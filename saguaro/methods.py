@@ -8,12 +8,14 @@ from pathlib import Path
 
 from saguaro.config import DraftConfig
 from saguaro.device.graphs import bucket
+from saguaro.draft.combined import Combined
 from saguaro.draft.drafter import Drafter, NoDrafter
 from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.growth import Shape
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.planner import make_planner
 from saguaro.draft.policy.critical import BatchSizeMisses
+from saguaro.draft.policy.free import FreeFirst, FreeMisses
 from saguaro.draft.policy.kept import Kept
 from saguaro.draft.policy.learnt import Learnt
 from saguaro.draft.policy.misses import FixedMisses, MeasuredMisses, Misses, NoProposer
@@ -22,10 +24,11 @@ from saguaro.draft.policy.prepare import AlwaysPrepare, MeasuredPrepare, NeverPr
 from saguaro.draft.random import RandomTokens
 from saguaro.draft.ranking import Draws
 from saguaro.draft.rows import Proposer
+from saguaro.draft.suffix import Suffix
 from saguaro.kernels.best import ranker_for
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVPlan
-from saguaro.method import METHODS, Method, find_method
+from saguaro.method import METHODS, MODEL_FALLBACKS, Method, find_method
 from saguaro.model.grammar import Grammars
 from saguaro.model.tokenizer import load_tokenizer
 from saguaro.model.transformer import Transformer
@@ -50,9 +53,15 @@ def draft_side(
         start = Grammars(tokenizer, config.n_vocab, config.ends).start
     drafter: Drafter = NoDrafter()
     primary: Proposer = NoProposer()
+    suffix = None
+    if config.suffix or config.fallback == "suffix":
+        drafter = suffix = Suffix(draft_shape(config), config.n_vocab, config.suffix_store)
     if model is not None:
         drafter = primary = _tree_drafter(config, model, kernels)
-    policy, kept = _policy(config, primary, drafter)
+        if suffix is not None:
+            is_drawn = config.verification == "rejection"
+            drafter = primary = Combined(drafter, suffix, draft_shape(config), is_drawn=is_drawn)
+    policy, kept = _policy(config, primary, drafter, suffix)
     return DraftSide(
         drafter,
         policy,
@@ -97,9 +106,11 @@ def _kv(config: DraftConfig, model: Transformer) -> KVPlan:
     return KVPlan(-(-n_tokens // config.page_size), config.page_size, per_token, model.spec.max_length)
 
 
-def _policy(config: DraftConfig, primary: Proposer, drafter: Drafter) -> tuple[Policy, Kept | None]:
+def _policy(
+    config: DraftConfig, primary: Proposer, drafter: Drafter, suffix: Suffix | None
+) -> tuple[Policy, Kept | None]:
     """The policy, as it was kept if it was, and where it will be kept."""
-    policy = make_policy(config, primary)
+    policy = make_policy(config, primary, suffix)
     if not config.learnt:
         return policy, None
     kept = Kept(Path(config.learnt), json.loads(config.learnt_facts), policy.learnt.now)
@@ -111,30 +122,40 @@ def _policy(config: DraftConfig, primary: Proposer, drafter: Drafter) -> tuple[P
         drafter.restore(state["drafter"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
         log.warning("%s is ignored, it is damaged: %r", kept.path, e)
-        return make_policy(config, primary), kept
+        return make_policy(config, primary, suffix), kept
     return policy, kept
 
 
-def make_policy(config: DraftConfig, primary: Proposer) -> Policy:
-    """What decides on the draft's side of a method."""
+def make_policy(config: DraftConfig, primary: Proposer, suffix: Suffix | None = None) -> Policy:
+    """What decides on the draft's side of a method. suffix: drafts for free, alone or before the primary."""
     learnt = Learnt()
+    backup: Proposer = Ngram() if suffix is None else suffix
     misses: dict[str, Callable[[], Misses]] = {
         "empty": lambda: FixedMisses(NoProposer()),
         "draft": lambda: FixedMisses(primary),
         "ngram": lambda: FixedMisses(Ngram()),
         "random": lambda: FixedMisses(RandomTokens(config.n_vocab)),
-        "batch": lambda: BatchSizeMisses(primary, Ngram(), learnt.now),
+        "batch": lambda: BatchSizeMisses(primary, backup, learnt.now),
         "batch-random": lambda: BatchSizeMisses(primary, RandomTokens(config.n_vocab), learnt.now),
-        "measured": lambda: _measured(primary, learnt),
+        "measured": lambda: _measured(primary, backup, learnt),
+        "suffix": lambda: FreeMisses(_free(suffix), learnt),
     }
     prepares: dict[str, Callable[[], Prepares]] = {
         "always": AlwaysPrepare,
         "measured": lambda: MeasuredPrepare(learnt),
         "never": NeverPrepare,
     }
-    return Policy(learnt, misses[config.fallback](), prepares[config.prepare]())
+    chosen = misses[config.fallback]()
+    if config.suffix and config.fallback in MODEL_FALLBACKS:
+        chosen = FreeFirst(_free(suffix), chosen, learnt)
+    return Policy(learnt, chosen, prepares[config.prepare]())
 
 
-def _measured(primary: Proposer, learnt: Learnt) -> Misses:
-    assert isinstance(primary, TreeDrafter)
-    return MeasuredMisses(primary, Ngram(), learnt)
+def _measured(primary: Proposer, backup: Proposer, learnt: Learnt) -> Misses:
+    assert isinstance(primary, TreeDrafter | Combined)
+    return MeasuredMisses(primary, backup, learnt)
+
+
+def _free(suffix: Suffix | None) -> Suffix:
+    assert suffix is not None
+    return suffix
