@@ -59,8 +59,8 @@ def draft_side(
     if model is not None:
         drafter = primary = _tree_drafter(config, model, kernels)
         if suffix is not None:
-            is_drawn = config.verification == "rejection"
-            drafter = primary = Combined(drafter, suffix, draft_shape(config), is_drawn=is_drawn)
+            completes = config.verification == "shared" and config.growth in ("nothing", "best")
+            drafter = primary = Combined(drafter, suffix, draft_shape(config), completes=completes)
     policy, kept = _policy(config, primary, drafter, suffix)
     return DraftSide(
         drafter,
@@ -148,6 +148,8 @@ def make_policy(config: DraftConfig, primary: Proposer, suffix: Suffix | None = 
     chosen = misses[config.fallback]()
     if config.suffix and config.fallback in MODEL_FALLBACKS:
         chosen = FreeFirst(_free(suffix), chosen, learnt)
+    elif config.suffix and config.fallback == "empty":
+        chosen = FreeMisses(_free(suffix), learnt)
     return Policy(learnt, chosen, prepares[config.prepare]())
 
 

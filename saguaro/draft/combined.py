@@ -5,8 +5,9 @@ After the model has drafted a tree, or has one ready, the likeliest nodes of bot
 an outcome that ends at one of them is a miss. All of this is host code after the model's reply, so it is the same for
 captured drafts.
 
-Under rejection a model's nodes are draws, and none may be left out or replaced because of its token. There, a row is
-drafted by one of the two.
+Two kinds of speculations stay as the model drafted them, so a row is then drafted by one of the two: draws (under
+rejection they would have to be told as certain, and would be accepted less often), and the chains of methods that plan
+outcomes, which are continuations of what is in flight.
 """
 
 import math
@@ -19,16 +20,16 @@ from saguaro.draft.growth import Shape
 from saguaro.draft.policy.kept import State
 from saguaro.draft.rows import DraftRow, GrowthBudget, Proposal, Wanted
 from saguaro.draft.suffix import Suffix
-from saguaro.types import CACHE, Outcome
+from saguaro.types import CACHE, SUFFIX, Outcome
 
 
 class Combined:
     """A model and a suffix drafter that follow the same texts. A Drafter, and a proposer of trees."""
 
-    def __init__(self, model: TreeDrafter, suffix: Suffix, shape: Shape, *, is_drawn: bool) -> None:
-        """is_drawn: the model's nodes are draws, so they stay as they are."""
+    def __init__(self, model: TreeDrafter, suffix: Suffix, shape: Shape, *, completes: bool) -> None:
+        """completes: what the model drafts is completed; else it stays as it is."""
         self.model, self.suffix = model, suffix
-        self._shape, self._is_drawn = shape, is_drawn
+        self._shape, self._completes = shape, completes
         self.source, self.prepares = model.source, model.prepares
 
     @property
@@ -51,16 +52,17 @@ class Combined:
         self.model.settle(rows)
 
     def serve(self, outcome: Outcome, wanted: Sequence[Wanted]) -> list[Wanted]:
-        """See Drafter. What the model has ready is completed."""
+        """See Drafter."""
         missed = self.model.serve(outcome, wanted)
-        if not self._is_drawn:
+        if self._completes:
             lost = {row.slot for row, _ in missed}
             hits = [(row, n) for row, n in wanted if row.slot not in lost]
             shape = self._shape.at(len(hits), max((n for _, n in hits), default=0))
             for row, n in hits:
                 drafted = Nodes(row.speculation, _parents(row.parents, row.speculation), self.model.chances(row.slot))
                 nodes = self._complete(row, drafted, shape, n)
-                row.propose(nodes.tokens, CACHE, None, None if shape.is_chain else nodes.parents)
+                source = SUFFIX if all(node == NOT_DRAFTED for node in nodes.drafted) else CACHE
+                row.propose(nodes.tokens, source, None, None if shape.is_chain else nodes.parents)
         return missed
 
     def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> bool:
@@ -86,10 +88,10 @@ class Combined:
         self.suffix.restore(state)
 
     def propose(self, rows: Sequence[DraftRow], lookahead: int, budget: GrowthBudget | None = None) -> Proposal:
-        """The model's trees, as far as the budget allows, completed by what followed earlier. Empty for a row that the
-        model does not draft for."""
+        """The model's trees, as far as the budget allows, with what followed earlier. Empty for a row that the model does
+        not draft for."""
         proposal = self.model.propose(rows, lookahead, budget)
-        if self._is_drawn:
+        if not self._completes:
             return proposal
         shape, least = self._shape.at(len(rows), lookahead), budget.least if budget is not None else 0.0
         found = []

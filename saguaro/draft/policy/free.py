@@ -20,7 +20,7 @@ from saguaro.draft.policy.misses import Misses, send
 from saguaro.draft.rows import DraftRow, DraftRows, Proposal, Wanted
 from saguaro.types import CACHE, DRAFT, Outcome
 
-EVERY = 64  # one of so many decisions against a draft is reversed, to keep measuring
+EVERY = 64  # one of so many decisions against a draft is reversed, to keep measuring; at first more (see is_tried)
 SLOW = 2  # first drafts of the model that are not timed
 OF_ALL = 4.0  # weight of all rows' acceptance in that of rows with one expectation
 
@@ -50,7 +50,7 @@ class FreeMisses:
             paid, _ = paying(proposal, missed, asked, self._learnt)
             if any(proposal.tokens) and not any(paid.tokens):
                 self._n_against += 1
-                paid = proposal if self._n_against % EVERY == 0 else paid
+                paid = proposal if is_tried(self._n_against) else paid
             send(paid, missed, self._free.source)
 
     def outcome(self, outcome: Outcome, rows: DraftRows) -> None:
@@ -163,13 +163,23 @@ class FreeFirst:
     def _none_left(self, missed: Sequence[Wanted]) -> list[bool]:
         """No row is left to the model; sometimes all, to keep measuring."""
         self._n_against += 1
-        return [self._n_against % EVERY == 0] * len(missed)
+        return [is_tried(self._n_against)] * len(missed)
 
     def _hoped(self, row: DraftRow, room: int, worth: float) -> float:
         """Tokens of the model that are expected to be accepted."""
         usual = self._learnt.model_accepts([row], room)
         known = self._accepted.get(round(worth))
         return usual if known is None else known.mean(usual, weight=OF_ALL)
+
+
+def is_tried(n_against: int) -> bool:
+    """Whether this decision against a draft is reversed: the 1st, 2nd, 4th, 8th ... and then one of EVERY, because the
+    first measurements may be far off.
+
+    >>> [n for n in range(1, 200) if is_tried(n)]
+    [1, 2, 4, 8, 16, 32, 64, 128, 192]
+    """
+    return n_against % EVERY == 0 or (n_against < EVERY and n_against.bit_count() == 1)
 
 
 def paying(
