@@ -70,7 +70,7 @@ PROMPTS = (
 ENGINES: Mapping[str, Mapping[str, Any]] = {
     "ar": {"method": "ar"},
     "ngram": {"method": "ngram"},
-    "suffix": {"draft": "suffix"},
+    "suffix": {"method": "sd", "draft": "suffix"},
     "sd": {"method": "sd", "draft": str(DRAFT)},
     "ssd": {"method": "ssd", "draft": str(DRAFT)},
     "suffix+sd": {"method": "sd", "draft": f"suffix+{DRAFT}"},

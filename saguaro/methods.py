@@ -129,15 +129,14 @@ def _policy(
 def make_policy(config: DraftConfig, primary: Proposer, suffix: Suffix | None = None) -> Policy:
     """What decides on the draft's side of a method. suffix: drafts for free, alone or before the primary."""
     learnt = Learnt()
-    backup: Proposer = Ngram() if suffix is None else suffix
     misses: dict[str, Callable[[], Misses]] = {
         "empty": lambda: FixedMisses(NoProposer()),
         "draft": lambda: FixedMisses(primary),
         "ngram": lambda: FixedMisses(Ngram()),
         "random": lambda: FixedMisses(RandomTokens(config.n_vocab)),
-        "batch": lambda: BatchSizeMisses(primary, backup, learnt.now),
+        "batch": lambda: BatchSizeMisses(primary, Ngram(), learnt.now),
         "batch-random": lambda: BatchSizeMisses(primary, RandomTokens(config.n_vocab), learnt.now),
-        "measured": lambda: _measured(primary, backup, learnt),
+        "measured": lambda: _measured(primary, None if config.suffix else Ngram(), learnt),
         "suffix": lambda: FreeMisses(_free(suffix), learnt),
     }
     prepares: dict[str, Callable[[], Prepares]] = {
@@ -153,7 +152,7 @@ def make_policy(config: DraftConfig, primary: Proposer, suffix: Suffix | None = 
     return Policy(learnt, chosen, prepares[config.prepare]())
 
 
-def _measured(primary: Proposer, backup: Proposer, learnt: Learnt) -> Misses:
+def _measured(primary: Proposer, backup: Proposer | None, learnt: Learnt) -> Misses:
     assert isinstance(primary, TreeDrafter | Combined)
     return MeasuredMisses(primary, backup, learnt)
 

@@ -88,8 +88,8 @@ class Combined:
         self.suffix.restore(state)
 
     def propose(self, rows: Sequence[DraftRow], lookahead: int, budget: GrowthBudget | None = None) -> Proposal:
-        """The model's trees, as far as the budget allows, with what followed earlier. Empty for a row that the model does
-        not draft for."""
+        """The model's trees, as far as the budget allows, with what followed earlier. Empty for a row that the model
+        does not draft for."""
         proposal = self.model.propose(rows, lookahead, budget)
         if not self._completes:
             return proposal

@@ -6,7 +6,7 @@ It says how likely each of its nodes is (Proposal.chances), so what a round give
 
 FreeMisses verifies the nodes with which this is highest. FreeFirst compares that with a round in which the model drafts
 for some rows: its accepted tokens are learnt, apart for rows with different expectations of the free proposer, and its
-seconds are added. Now and then a row goes to the model although that does not seem to pay, to keep measuring.
+seconds are added. What does not seem to pay is tried at first, and then for a small share of the time.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,15 @@ from saguaro.device.graphs import bucket
 from saguaro.draft.policy.average import Average
 from saguaro.draft.policy.kept import State
 from saguaro.draft.policy.learnt import Learnt
-from saguaro.draft.policy.misses import Misses, send
+from saguaro.draft.policy.misses import MOST_SAVED, SPENT, Misses, send
 from saguaro.draft.rows import DraftRow, DraftRows, Proposal, Wanted
 from saguaro.types import CACHE, DRAFT, Outcome
 
-EVERY = 64  # one of so many decisions against a draft is reversed, to keep measuring; at first more (see is_tried)
+EVERY = 64  # one of so many decisions against verifying any node is reversed, to keep measuring
 SLOW = 2  # first drafts of the model that are not timed
+FIRST = 4  # drafts of the model before it is decided against
+TRIES = 4  # decisions of a trial, of which one is a draft
+RECENT = 4  # decisions against the model after which it does not read texts any more
 OF_ALL = 4.0  # weight of all rows' acceptance in that of rows with one expectation
 
 
@@ -50,7 +53,7 @@ class FreeMisses:
             paid, _ = paying(proposal, missed, asked, self._learnt)
             if any(proposal.tokens) and not any(paid.tokens):
                 self._n_against += 1
-                paid = proposal if is_tried(self._n_against) else paid
+                paid = proposal if self._n_against % EVERY == 0 else paid
             send(paid, missed, self._free.source)
 
     def outcome(self, outcome: Outcome, rows: DraftRows) -> None:
@@ -75,12 +78,15 @@ class FreeFirst:
         self._seconds: dict[int, Average] = {}  # of a draft by the model, by rows
         self._accepted: dict[int, Average] = {}  # of the model, by what the free proposer expected
         self._left: dict[DraftRow, int] = {}  # rows left to the model, and what was expected
-        self._n_drafts = self._n_against = 0
+        self._n_drafts = 0
+        self._n_against = 0  # decisions since the last for the model
+        self._n_trial = 0  # decisions until the trial ends; the first may be too early, if texts are to be read
+        self._saved, self._at = 0.0, learnt.now()  # seconds for trials
 
     @property
     def reads(self) -> bool:
-        """See Misses."""
-        return True
+        """See Misses: not where the text repeats itself for long."""
+        return self._n_against <= RECENT and self._others.reads
 
     def draft(self, missed: Sequence[Wanted], asked: Sequence[DraftRow]) -> None:
         """See Misses."""
@@ -100,7 +106,7 @@ class FreeFirst:
         free = {missed[index][0] for index in kept}
         self._others.draft(left, [row for row in asked if row not in free])
         if any(row.source == DRAFT for row in self._left):
-            self._n_drafts += 1
+            self._n_drafts, self._n_trial = self._n_drafts + 1, 0
             if self._n_drafts > SLOW:
                 self._seconds.setdefault(bucket(len(left)), Average()).add(self._learnt.now() - began)
         empty = [index for index, (row, _) in enumerate(missed) if not row.speculation and is_left[index]]
@@ -142,10 +148,8 @@ class FreeFirst:
     ) -> list[bool]:
         """Which rows are left to the model: those for which it is expected to be accepted more, if the round is the
         faster for it."""
-        if rate == 0:  # nothing is measured
+        if rate == 0 or self._n_drafts < FIRST:  # little is measured
             return [True] * len(missed)
-        if not self._others.reads:  # they would not ask the model
-            return self._none_left(missed)
         hoped = [self._hoped(row, n, each) for (row, n), each in zip(missed, worth, strict=True)]
         is_left = [model > free for model, free in zip(hoped, worth, strict=True)]
         n_left = sum(is_left)
@@ -157,13 +161,21 @@ class FreeFirst:
                 tokens, n_nodes = tokens + (model if left else free), n_nodes + (length if left else len(nodes))
             took = self._learnt.verification.at(n_nodes) + (seconds.mean(0.0) if seconds is not None else 0.0)
             if tokens > rate * took:
+                self._n_against = 0
                 return is_left
-        return self._none_left(missed)
-
-    def _none_left(self, missed: Sequence[Wanted]) -> list[bool]:
-        """No row is left to the model; sometimes all, to keep measuring."""
         self._n_against += 1
-        return [is_tried(self._n_against)] * len(missed)
+        return [self._is_tried(len(missed))] * len(missed)
+
+    def _is_tried(self, n_rows: int) -> bool:
+        """Whether the model drafts although that does not seem to pay. A small share of the time pays for trials."""
+        now, seconds = self._learnt.now(), self._seconds.get(bucket(n_rows))
+        self._saved, self._at = min(MOST_SAVED, self._saved + SPENT * (now - self._at)), now
+        loss = seconds.mean(0.0) if seconds is not None else 0.0
+        if not self._n_trial and self._saved > loss:
+            self._saved -= loss
+            self._n_trial, self._n_against = TRIES, 0
+        self._n_trial = max(0, self._n_trial - 1)
+        return self._n_trial > 0
 
     def _hoped(self, row: DraftRow, room: int, worth: float) -> float:
         """Tokens of the model that are expected to be accepted."""
@@ -172,22 +184,12 @@ class FreeFirst:
         return usual if known is None else known.mean(usual, weight=OF_ALL)
 
 
-def is_tried(n_against: int) -> bool:
-    """Whether this decision against a draft is reversed: the 1st, 2nd, 4th, 8th ... and then one of EVERY, because the
-    first measurements may be far off.
-
-    >>> [n for n in range(1, 200) if is_tried(n)]
-    [1, 2, 4, 8, 16, 32, 64, 128, 192]
-    """
-    return n_against % EVERY == 0 or (n_against < EVERY and n_against.bit_count() == 1)
-
-
 def paying(
     proposal: Proposal, missed: Sequence[Wanted], asked: Sequence[DraftRow], learnt: Learnt
 ) -> tuple[Proposal, float]:
-    """The nodes with which tokens per second are highest, and that rate; all of them, and 0, before verifications of
-    two lengths were measured. Rows that did not miss count with what is in flight for them."""
-    if len(learnt.verification.known) < 2:
+    """The nodes with which tokens per second are highest, and that rate; all of them, and 0, before a verification was
+    measured. Rows that did not miss count with what is in flight for them."""
+    if not learnt.verification.n:
         return proposal, 0.0
     lost = {row for row, _ in missed}
     hits = [row for row in asked if row not in lost]
