@@ -1,6 +1,7 @@
 """Drafting where outputs repeat: tokens per round and tok/s of look-ups, a model, and both, against `ar`.
 
 python -m bench.repeats --max-tokens 160
+python -m bench.repeats --cpu-time
 
 The prompts are our own: code edits, JSON records, quotations, tables, lists. All engines share one target; prompts are
 decoded by all of them in turn, so that other load affects all alike.
@@ -8,7 +9,7 @@ decoded by all of them in turn, so that other load affects all alike.
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import tyro
 
 from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
+from saguaro.draft.policy import learnt
 from saguaro.model.default import DRAFT
 
 CODE = """def total_price(items, tax):
@@ -90,6 +92,8 @@ class Args:
     nodes: int | None = None
     temperatures: tuple[float, ...] = (0.0, 1.0)
     engines: tuple[str, ...] = tuple(ENGINES)
+    cpu_time: bool = False
+    """Use one thread, and measure its CPU time, as the policy does then too: for a machine with other work."""
     passes: int = 1
     """How often each prompt is decoded by each engine; the first pass of an engine is not counted if there are more."""
 
@@ -98,40 +102,44 @@ class Args:
 class Sums:
     """Of one engine and temperature."""
 
+    clock: Callable[[], float]
     outputs: list[list[int]] = field(default_factory=list)
     n_rounds: int = 0
     seconds: list[float] = field(default_factory=list)  # per prompt
 
     def add(self, llm: LLM, prompt: list[int], params: SamplingParams) -> None:
         """Decode a prompt."""
-        began = time.perf_counter()
+        began = self.clock()
         output = llm.generate([prompt], params)[0].outputs[0]
-        self.seconds.append(time.perf_counter() - began)
+        self.seconds.append(self.clock() - began)
         self.outputs.append(output.token_ids)
         self.n_rounds += output.n_rounds
 
     def line(self, ar: "Sums") -> str:
         """Figures, relative to `ar`."""
         n = sum(map(len, self.outputs))
-        ratio = statistics.median(a / b for a, b in zip(ar.seconds, self.seconds, strict=True))
+        ratio, each = sum(ar.seconds) / sum(self.seconds), zip(ar.seconds, self.seconds, strict=True)
+        usual = statistics.median(a / b for a, b in each)
         figures = f"{n / self.n_rounds:.2f} tokens per round, {n / sum(self.seconds):6.1f} tok/s, {ratio:.2f} x ar"
-        return f"{figures} (median of prompts), identical to ar: {self.outputs == ar.outputs}"
+        return f"{figures} (median of prompts {usual:.2f}), identical to ar: {self.outputs == ar.outputs}"
 
 
 def main(args: Args) -> None:
     """Print a line per temperature and engine."""
-    base = LLM(device="cpu", method="ar", learnt_dir="none")
-    sizes = {"lookahead": args.lookahead, "learnt_dir": "none"}
+    clock, threads = (time.process_time, 1) if args.cpu_time else (time.perf_counter, None)
+    learnt.clock = clock
+    base = LLM(device="cpu", method="ar", learnt_dir="none", threads=threads)
+    sizes = {"lookahead": args.lookahead, "learnt_dir": "none", "link": "inline"}
     engines = {name: base.sibling(**{**sizes, **_nodes(args, name), **ENGINES[name]}) for name in args.engines}
     texts = read_prompts(list(args.prompts), args.num_prompts) if args.prompts else PROMPTS[: args.num_prompts]
     encode = base.engine.tokenizer.encode_chat
     prompts = [encode([{"role": "user", "content": text}]) for text in texts]
     for temperature in args.temperatures:
         params = SamplingParams(temperature=temperature, seed=1, max_tokens=args.max_tokens)
-        sums = {name: Sums() for name in engines}
+        sums = {name: Sums(clock) for name in engines}
         for at in range(args.passes):
             if at == min(1, args.passes - 1):
-                sums = {name: Sums() for name in engines}
+                sums = {name: Sums(clock) for name in engines}
             for prompt in prompts:
                 for name, llm in engines.items():
                     sums[name].add(llm, prompt, params)
