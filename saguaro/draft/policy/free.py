@@ -5,8 +5,9 @@ It says how likely each of its nodes is (Proposal.chances), so what a round give
     tokens per second   (rows + probabilities of all nodes) / seconds of verifying them
 
 FreeMisses verifies the nodes with which this is highest. FreeFirst compares that with a round in which the model drafts
-for some rows: its accepted tokens are learnt, apart for rows with different expectations of the free proposer, and its
-seconds are added. What does not seem to pay is tried at first, and then for a small share of the time.
+for some rows: its accepted tokens are learnt, apart for rows with different expectations of the free proposer, and the
+seconds of its draft are added. What does not seem to pay is tried at first, and then for a small share of the time.
+Reading texts for the model may make rounds longer. It is paid for by what the model's drafts save, and by that share.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,10 @@ from saguaro.types import CACHE, DRAFT, Outcome
 
 EVERY = 64  # one of so many decisions against verifying any node is reversed, to keep measuring
 SLOW = 2  # first drafts of the model that are not timed
+HICCUP = 3.0  # a draft counts as this many times the usual at most
 FIRST = 4  # drafts of the model before it is decided against
 TRIES = 4  # decisions of a trial, of which one is a draft
+MOST_OWED = 1.0  # seconds that texts are read beyond what was saved
 RECENT = 4  # decisions against the model after which it does not read texts any more
 OF_ALL = 4.0  # weight of all rows' acceptance in that of rows with one expectation
 
@@ -76,24 +79,31 @@ class FreeFirst:
     def __init__(self, free: FreeProposer, others: Misses, learnt: Learnt) -> None:
         self._free, self._others, self._learnt = free, others, learnt
         self._seconds: dict[int, Average] = {}  # of a draft by the model, by rows
+        self._read_s = 0.0  # of reading texts in this round
+        self._answered, self._n_tokens = 0.0, 0  # when the last reply was complete, and how many tokens are verified
         self._accepted: dict[int, Average] = {}  # of the model, by what the free proposer expected
         self._left: dict[DraftRow, int] = {}  # rows left to the model, and what was expected
         self._n_drafts = 0
         self._n_against = 0  # decisions since the last for the model
         self._n_trial = 0  # decisions until the trial ends; the first may be too early, if texts are to be read
         self._saved, self._at = 0.0, learnt.now()  # seconds for trials
+        self._earned = 0.0  # seconds for reading texts
 
     @property
     def reads(self) -> bool:
-        """See Misses: not where the text repeats itself for long."""
-        return self._n_against <= RECENT and self._others.reads
+        """See Misses: not where the text repeats itself for long, nor beyond what the model's drafts have saved."""
+        is_paid = self._earned >= 0 or self._n_drafts < FIRST
+        return is_paid and self._n_against <= RECENT and self._others.reads
 
     def draft(self, missed: Sequence[Wanted], asked: Sequence[DraftRow]) -> None:
         """See Misses."""
         self._left = {}
-        if not missed:
-            self._others.draft(missed, asked)
-            return
+        if missed:
+            self._draft(missed, asked)
+        self._n_tokens = len(asked) + sum(len(row.speculation) for row in asked)
+        self._answered = self._learnt.now()
+
+    def _draft(self, missed: Sequence[Wanted], asked: Sequence[DraftRow]) -> None:
         proposal = self._free.propose([row for row, _ in missed], max(n for _, n in missed))
         paid, rate = paying(proposal, missed, asked, self._learnt)
         worth = [sum(chances) for chances in paid.chances]
@@ -108,13 +118,16 @@ class FreeFirst:
         if any(row.source == DRAFT for row in self._left):
             self._n_drafts, self._n_trial = self._n_drafts + 1, 0
             if self._n_drafts > SLOW:
-                self._seconds.setdefault(bucket(len(left)), Average()).add(self._learnt.now() - began)
+                self._timed(len(left), self._learnt.now() - began)
         empty = [index for index, (row, _) in enumerate(missed) if not row.speculation and is_left[index]]
         send(_of(paid, empty), [missed[index] for index in empty], self._free.source)
 
     def outcome(self, outcome: Outcome, rows: DraftRows) -> None:
         """See Misses."""
         self._others.outcome(outcome, rows)
+        more = self._learnt.now() - self._answered - self._learnt.verification.at(self._n_tokens)
+        self._earned = max(self._earned - min(max(more, 0.0), self._read_s), -MOST_OWED)
+        self._read_s = 0.0
         for slot, k in zip(outcome.slots.tolist(), outcome.n_accepted.tolist(), strict=True):
             row = rows.get(slot)
             if row is not None and row in self._left and row.source in (DRAFT, CACHE):
@@ -122,6 +135,7 @@ class FreeFirst:
 
     def read(self, seconds: float) -> None:
         """See Misses."""
+        self._read_s += seconds
         self._others.read(seconds)
 
     def state(self) -> State:
@@ -162,6 +176,7 @@ class FreeFirst:
             took = self._learnt.verification.at(n_nodes) + (seconds.mean(0.0) if seconds is not None else 0.0)
             if tokens > rate * took:
                 self._n_against = 0
+                self._earned = min(MOST_SAVED, self._earned + tokens / rate - took)
                 return is_left
         self._n_against += 1
         return [self._is_tried(len(missed))] * len(missed)
@@ -169,13 +184,19 @@ class FreeFirst:
     def _is_tried(self, n_rows: int) -> bool:
         """Whether the model drafts although that does not seem to pay. A small share of the time pays for trials."""
         now, seconds = self._learnt.now(), self._seconds.get(bucket(n_rows))
-        self._saved, self._at = min(MOST_SAVED, self._saved + SPENT * (now - self._at)), now
+        share, self._at = SPENT * (now - self._at), now
+        self._saved, self._earned = min(MOST_SAVED, self._saved + share), min(MOST_SAVED, self._earned + share)
         loss = seconds.mean(0.0) if seconds is not None else 0.0
         if not self._n_trial and self._saved > loss:
             self._saved -= loss
             self._n_trial, self._n_against = TRIES, 0
         self._n_trial = max(0, self._n_trial - 1)
         return self._n_trial > 0
+
+    def _timed(self, n_rows: int, seconds: float) -> None:
+        """The model drafted for so many rows; hiccups of the machine are cut."""
+        known = self._seconds.setdefault(bucket(n_rows), Average())
+        known.add(min(seconds, HICCUP * known.mean(seconds)))
 
     def _hoped(self, row: DraftRow, room: int, worth: float) -> float:
         """Tokens of the model that are expected to be accepted."""
