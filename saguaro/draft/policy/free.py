@@ -151,6 +151,7 @@ class FreeFirst:
         self._others.restore(state["others"])
         self._seconds = {int(size): Average().restore(each) for size, each in state["seconds"].items()}
         self._accepted = {int(worth): Average(kept=0.99).restore(each) for worth, each in state["accepted"].items()}
+        self._n_drafts = FIRST if self._seconds else 0
 
     def _choose(
         self,

@@ -110,6 +110,30 @@ def test_rows_are_judged_apart(clock: Clock) -> None:
     assert found[-20:].count([SUFFIX, SUFFIX, DRAFT, DRAFT]) >= 18
 
 
+@pytest.mark.parametrize(("exposed", "n_read"), [(0.0, 100), (0.5, 40)])
+def test_texts_are_read_as_far_as_drafts_save_time(
+    clock: Clock, exposed: float, n_read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading beside the verification is free. If it makes a round longer, by 0.5 s, two of five rounds pay for it: a
+    draft saves 0.2 s."""
+    learnt, model = Learnt(clock), Stepping(clock, 0.2)
+    misses = FreeFirst(Hinting(0.0), FixedMisses(model), learnt)
+    world = World(clock, misses, learnt)
+    for _ in range(30):
+        world.play(accepted={DRAFT: 1})
+    found = []
+    for _ in range(300):
+        reads = misses.reads
+        found.append(reads)
+        world.verify_s = 1.0 + exposed * reads
+        if reads:
+            misses.read(0.5)
+        with monkeypatch.context() as patch:  # a round in which texts are read is not measured
+            patch.setattr(learnt, "outcome", lambda *_: learnt.until_outcome(False, is_disturbed=True))
+            world.play(accepted={DRAFT: 1})
+    assert found[-100:].count(True) == pytest.approx(n_read, abs=2)
+
+
 def test_what_nobody_drafts_is_empty(clock: Clock) -> None:
     learnt = Learnt(clock)
     world = World(clock, FreeFirst(Hinting(0.0), FixedMisses(Hinting(0.0)), learnt), learnt)
