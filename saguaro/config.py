@@ -19,12 +19,15 @@ T = TypeVar("T")
 MAX_SEED = 2**63 - 1
 SMALL_SEEDS = 2**53  # exact in every JSON reader
 
-FALLBACKS = ("auto", "draft", "ngram", "random", "empty", "batch", "batch-random", "measured")
+FALLBACKS = ("auto", "draft", "ngram", "random", "empty", "batch", "batch-random", "measured", "suffix")
+SUFFIX = "suffix"  # the draft that repeats what followed earlier; it may be combined with a model
 PREPARES = ("auto", "always")
 VERIFICATIONS = ("auto", "shared", "rejection")
 LINKS = ("auto", "inline", "process")
 
 MAX_ROWS, MAX_STEP, MAX_PAGE, MAX_THREADS = 4096, 2**20, 1024, 1024  # upper limits; no machine profits from more
+
+LEAST_STORE, MOST_STORE = 1024, 2**26  # tokens of earlier outputs; the largest store takes some GiB
 
 MAX_STRUCTURED = 2**17  # characters of a schema or grammar: compiles in seconds
 
@@ -204,9 +207,13 @@ class EngineConfig:
 
     draft: str | None = None
     """The draft: a folder or .gguf file with the target's vocabulary, a Hub id, or drop:I,J,... for the target without
-    those layers; the default model has one of its own."""
+    those layers; the default model has one of its own. suffix: what followed earlier in the text, without a model;
+    suffix+DRAFT: the likelier of both, where suffix+default takes the default model's own."""
+    suffix_store: int = 0
+    """With a suffix draft: most tokens of earlier outputs that are kept for all requests to repeat; 0: a request
+    repeats only its own text. The speed of a request then tells of the outputs of others."""
     method: str = "auto"
-    """The decoding method (see saguaro.method); auto: ssd if there is a draft, else ar."""
+    """The decoding method (see saguaro.method); auto: ssd with a draft model, sd with suffix alone, else ar."""
     lookahead: int = 4
     """Most tokens speculated per round and request (K), where the method speculates."""
     nodes: int | None = None
@@ -223,8 +230,8 @@ class EngineConfig:
     prepare: str = "auto"
     """When outcomes are prepared: always, or auto: as the method does; ssd where it measures that this pays."""
     fallback: str = "auto"
-    """Who drafts when the outcome was not prepared: draft, ngram, random, empty; batch or batch-random (draft, or for
-    a large batch ngram or random, by Theorem 17), measured; or auto: the method's own."""
+    """Who drafts when the outcome was not prepared: draft, ngram, suffix, random, empty; batch or batch-random (draft,
+    or for a large batch ngram or random, by Theorem 17), measured; or auto: the method's own."""
     verification: str = "auto"
     """How speculated tokens are accepted: shared (noise), rejection, or auto: the method's own."""
     saguaro_c: float = 1.0
@@ -293,6 +300,7 @@ class EngineConfig:
             self.max_model_len is None or 2 <= self.max_model_len < 2**31,
             "between 2 and 2^31 - 1, or None",
         )
+        self._check_suffix()
         _check("lookahead", self.lookahead, 1 <= self.lookahead <= 64, "between 1 and 64")
         nodes = self.nodes
         is_tree = nodes is None or self.lookahead <= nodes <= 64
@@ -316,6 +324,45 @@ class EngineConfig:
         _check("max_inter_token_ms", wait, wait is None or 0 < wait < math.inf, "more than 0, or None")
         _check("page_size", self.page_size, 1 <= self.page_size <= MAX_PAGE, _from_1_to(MAX_PAGE))
         self._check_gpus()
+
+    @property
+    def has_suffix(self) -> bool:
+        """Whether the draft repeats what followed earlier, alone or beside a model.
+
+        >>> EngineConfig(draft="suffix").has_suffix, EngineConfig(draft="drop:3").has_suffix
+        (True, False)
+        """
+        return self.draft == SUFFIX or (self.draft is not None and self.draft.startswith(f"{SUFFIX}+"))
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft model, if there is one.
+
+        >>> EngineConfig(draft="suffix+drop:3").draft_model, EngineConfig(draft="suffix").draft_model
+        ('drop:3', None)
+        """
+        if self.draft is None or not self.has_suffix:
+            return self.draft
+        return self.draft.partition("+")[2] or None
+
+    def _check_suffix(self) -> None:
+        if self.draft is not None and self.has_suffix and self.draft != SUFFIX:
+            name = self.draft_model
+            is_model = name is not None and name != SUFFIX and not name.startswith(f"{SUFFIX}+")
+            _check(
+                "draft", self.draft, is_model, f"{SUFFIX}, or {SUFFIX}+ and one draft model, such as {SUFFIX}+drop:3"
+            )
+        _check(
+            "suffix_store",
+            self.suffix_store,
+            self.suffix_store == 0 or LEAST_STORE <= self.suffix_store <= MOST_STORE,
+            f"0 (none), or between {LEAST_STORE} and {MOST_STORE} tokens",
+        )
+        if self.suffix_store and not (self.has_suffix or self.fallback == SUFFIX):
+            raise ConfigError(
+                f"suffix_store is {self.suffix_store}, and the draft is {self.draft!r}, which repeats nothing; leave "
+                f"suffix_store out, or use draft {SUFFIX} or {SUFFIX}+DRAFT"
+            )
 
     def _check_fan_out(self) -> None:
         numbers = self.fan_outs
@@ -357,6 +404,10 @@ class DraftConfig:
 
     draft: str | None
     """Path of a model, drop:I,J,... or None without a draft model."""
+    suffix: bool = False
+    """Whether what followed earlier in the text is drafted beside the model."""
+    suffix_store: int = 0
+    """Most tokens of earlier outputs that are kept to be repeated."""
     target: str
     """Path of the target."""
     tokenizer: str

@@ -69,6 +69,9 @@ class LLM:
             if settings.get(fixed, getattr(self.engine.config, fixed)) != getattr(self.engine.config, fixed):
                 raise ConfigError(f"{fixed} is {settings[fixed]!r}; a sibling shares its weights: make a new LLM")
         config = build(EngineConfig, **{**asdict(self.engine.config), **settings})
+        if config.draft == default.WITH_DEFAULT:
+            name = self.engine.loaded.name
+            config = replace(config, draft=default.draft_for(None if name == default.NAME else name, config.draft))
         twin = LLM.__new__(LLM)
         twin._defaults = self._defaults
         twin._serve(Engine(self.engine.loaded, self.engine.tokenizer, config))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from saguaro.config import DraftConfig
 from saguaro.device.graphs import bucket
+from saguaro.draft.combined import Combined
 from saguaro.draft.drafter import Drafter, NoDrafter
 from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.growth import Shape
@@ -15,6 +16,7 @@ from saguaro.draft.ngram import Ngram
 from saguaro.draft.planner import make_planner
 from saguaro.draft.policy.critical import BatchSizeMisses
 from saguaro.draft.policy.depth import MeasuredDepth
+from saguaro.draft.policy.free import FreeFirst, FreeMisses
 from saguaro.draft.policy.kept import Kept
 from saguaro.draft.policy.learnt import Learnt
 from saguaro.draft.policy.misses import FixedMisses, MeasuredMisses, Misses, NoProposer
@@ -23,10 +25,11 @@ from saguaro.draft.policy.prepare import AlwaysPrepare, MeasuredPrepare, NeverPr
 from saguaro.draft.random import RandomTokens
 from saguaro.draft.ranking import Draws
 from saguaro.draft.rows import Proposer
+from saguaro.draft.suffix import Suffix
 from saguaro.kernels.best import ranker_for
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVPlan
-from saguaro.method import METHODS, Method, find_method
+from saguaro.method import METHODS, MODEL_FALLBACKS, Method, find_method
 from saguaro.model.grammar import Grammars
 from saguaro.model.tokenizer import load_tokenizer
 from saguaro.model.transformer import Transformer
@@ -51,9 +54,15 @@ def draft_side(
         start = Grammars(tokenizer, config.n_vocab, config.ends).start
     drafter: Drafter = NoDrafter()
     primary: Proposer = NoProposer()
+    suffix = None
+    if config.suffix or config.fallback == "suffix":
+        drafter = suffix = Suffix(draft_shape(config), config.n_vocab, config.suffix_store)
     if model is not None:
         drafter = primary = _tree_drafter(config, model, kernels)
-    policy, kept = _policy(config, primary, drafter)
+        if suffix is not None:
+            completes = config.verification == "shared" and config.growth in ("nothing", "best")
+            drafter = primary = Combined(drafter, suffix, draft_shape(config), completes=completes)
+    policy, kept = _policy(config, primary, drafter, suffix)
     return DraftSide(
         drafter,
         policy,
@@ -98,9 +107,11 @@ def _kv(config: DraftConfig, model: Transformer) -> KVPlan:
     return KVPlan(-(-n_tokens // config.page_size), config.page_size, per_token, model.spec.max_length)
 
 
-def _policy(config: DraftConfig, primary: Proposer, drafter: Drafter) -> tuple[Policy, Kept | None]:
+def _policy(
+    config: DraftConfig, primary: Proposer, drafter: Drafter, suffix: Suffix | None
+) -> tuple[Policy, Kept | None]:
     """The policy, as it was kept if it was, and where it will be kept."""
-    policy = make_policy(config, primary)
+    policy = make_policy(config, primary, suffix)
     if not config.learnt:
         return policy, None
     kept = Kept(Path(config.learnt), json.loads(config.learnt_facts), policy.learnt.now)
@@ -112,12 +123,12 @@ def _policy(config: DraftConfig, primary: Proposer, drafter: Drafter) -> tuple[P
         drafter.restore(state["drafter"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
         log.warning("%s is ignored, it is damaged: %r", kept.path, e)
-        return make_policy(config, primary), kept
+        return make_policy(config, primary, suffix), kept
     return policy, kept
 
 
-def make_policy(config: DraftConfig, primary: Proposer) -> Policy:
-    """What decides on the draft's side of a method."""
+def make_policy(config: DraftConfig, primary: Proposer, suffix: Suffix | None = None) -> Policy:
+    """What decides on the draft's side of a method. suffix: drafts for free, alone or before the primary."""
     learnt = Learnt()
     misses: dict[str, Callable[[], Misses]] = {
         "empty": lambda: FixedMisses(NoProposer()),
@@ -126,19 +137,30 @@ def make_policy(config: DraftConfig, primary: Proposer) -> Policy:
         "random": lambda: FixedMisses(RandomTokens(config.n_vocab)),
         "batch": lambda: BatchSizeMisses(primary, Ngram(), learnt.now),
         "batch-random": lambda: BatchSizeMisses(primary, RandomTokens(config.n_vocab), learnt.now),
-        "measured": lambda: _measured(primary, learnt),
+        "measured": lambda: _measured(primary, None if config.suffix else Ngram(), learnt),
+        "suffix": lambda: FreeMisses(_free(suffix), learnt),
     }
     prepares: dict[str, Callable[[], Prepares]] = {
         "always": AlwaysPrepare,
         "measured": lambda: MeasuredPrepare(learnt),
         "never": NeverPrepare,
     }
+    chosen = misses[config.fallback]()
+    if config.suffix and config.fallback in MODEL_FALLBACKS:
+        chosen = FreeFirst(_free(suffix), chosen, learnt)
+    elif config.suffix and config.fallback == "empty":
+        chosen = FreeMisses(_free(suffix), learnt)
     depth = None
     if config.fallback == "measured" and config.growth == "best" and isinstance(primary, TreeDrafter):
         depth = MeasuredDepth(primary, learnt)
-    return Policy(learnt, misses[config.fallback](), prepares[config.prepare](), depth)
+    return Policy(learnt, chosen, prepares[config.prepare](), depth)
 
 
-def _measured(primary: Proposer, learnt: Learnt) -> Misses:
-    assert isinstance(primary, TreeDrafter)
-    return MeasuredMisses(primary, Ngram(), learnt)
+def _measured(primary: Proposer, backup: Proposer | None, learnt: Learnt) -> Misses:
+    assert isinstance(primary, TreeDrafter | Combined)
+    return MeasuredMisses(primary, backup, learnt)
+
+
+def _free(suffix: Suffix | None) -> Suffix:
+    assert suffix is not None
+    return suffix

@@ -16,8 +16,8 @@ from saguaro.config import SamplingParams
 FinishReason = str  # "stop", "length", "abort" or "error"
 Interval = tuple[float, float]  # seconds of time.perf_counter(), which all processes of a machine share; half-open
 
-SOURCES = ("empty", "cache", "draft", "ngram", "random", "script")  # the origin of a row's speculation
-EMPTY, CACHE, DRAFT, NGRAM, RANDOM, SCRIPT = range(len(SOURCES))
+SOURCES = ("empty", "cache", "draft", "ngram", "random", "script", "suffix")  # the origin of a row's speculation
+EMPTY, CACHE, DRAFT, NGRAM, RANDOM, SCRIPT, SUFFIX = range(len(SOURCES))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def method_names(methods: str | None, engine: EngineConfig) -> list[str]:
     if engine.method != "auto":
         raise ConfigError(f"method is {engine.method!r}; several are compared here: give --methods {engine.method}")
     if methods is None:
-        methods = "sd,ssd" if engine.draft is not None else "ngram"
+        methods = "sd,ssd" if engine.draft_model is not None else "sd" if engine.has_suffix else "ngram"
     names = [name.strip() for name in methods.split(",") if name.strip()]
     for name in names:
         # raises if the method is unknown or has no draft

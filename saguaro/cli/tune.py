@@ -128,9 +128,9 @@ def tune_pair(
 
 def check(config: EngineConfig, batches: Sequence[int], seconds: float) -> list[Placement]:
     """The placements to measure. Raises if there is nothing to tune, before anything is loaded."""
-    if config.draft is None:
+    if config.draft_model is None:
         raise ConfigError(
-            "there is no draft, so there is nothing to tune; pass draft (--draft), or use the default model"
+            "there is no draft model, so there is nothing to tune; pass draft (--draft), or use the default model"
         )
     method = choose_method(config)
     if not (method.needs_model and method.prepares):

@@ -71,6 +71,7 @@ class TreeDrafter(DraftTexts):
         self._began, self._done, self._grown = Moment(device), Moment(device), Moment(device)
         self._sent = Moment(device)  # the lines; the host may write the next ones
         self._in_flight: dict[int, list[int]] = {}  # by slot: the nodes that are being verified
+        self._scores: dict[int, list[float]] = {}  # by slot: of these nodes, and of more
         self._landing: dict[int, tuple[int, int]] = {}  # by slot: node and bonus of an outcome not yet applied
         self._is_prepared = False  # whether trees were grown since the last outcome
         self._n_steps = 0
@@ -92,11 +93,23 @@ class TreeDrafter(DraftTexts):
         most = self._shape.lookahead
         return tuple(sorted({-(-most * part // 4) for part in (1, 2, 3, 4)})) if self._is_captured else ()
 
+    def chances(self, slot: int) -> list[float]:
+        """The probability that the text of this row runs through each node in flight, as estimated."""
+        flight = self._in_flight.get(slot, ())
+        return [math.exp(score) for score in self._scores.get(slot, ())[: len(flight)]]
+
+    def verifies(self, slot: int, which: Sequence[int]) -> None:
+        """Of the nodes in flight these are verified, in this order; negative ones are nodes of no tree."""
+        flight = self._in_flight.get(slot)
+        if flight is not None:
+            self._in_flight[slot] = [flight[node] if node >= 0 else NO_TREE for node in which]
+
     def retire(self, slots: Sequence[int]) -> None:
         """Drop these rows. Unknown slots are ignored."""
         super().retire(slots)
         for slot in slots:
             self._in_flight.pop(slot, None)
+            self._scores.pop(slot, None)
             self._landing.pop(slot, None)
 
     def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> bool:
@@ -112,7 +125,9 @@ class TreeDrafter(DraftTexts):
         for slot, nodes, bonus in facts:
             flight = self._in_flight.get(slot)
             if flight is not None and len(nodes) <= len(flight):
-                self._landing[slot] = (flight[nodes[-1]] if nodes else ROOT, bonus)
+                node = flight[nodes[-1]] if nodes else ROOT
+                if node != NO_TREE:
+                    self._landing[slot] = (node, bonus)
         is_prepared, self._is_prepared, self._in_flight = self._is_prepared, False, {}
         if not is_prepared:
             return list(wanted)
@@ -269,13 +284,15 @@ class TreeDrafter(DraftTexts):
         self._n_steps = shape.most_steps if self._is_captured else self._growth.n_steps
         found = self._growth.found.host[: len(rows)]
         least = math.log(max(budget.least, LEAST)) if budget is not None else NEVER
-        lines = list(zip(found.tolist(), as_float(found[:, 4::4]).tolist(), strict=True))
+        scores = as_float(found[:, 4::4]).tolist()
+        self._scores.update((row.slot, own) for row, own in zip(rows, scores, strict=True))
+        lines = list(zip(found.tolist(), scores, strict=True))
         self.levels = {
-            row.slot: _levels_of(line[1:], scores, shape.lookahead)
-            for row, (line, scores) in zip(rows, lines, strict=True)
+            row.slot: _levels_of(line[1:], own, shape.lookahead)
+            for row, (line, own) in zip(rows, lines, strict=True)
             if self._is_captured
         }
-        return [[line[0], *_nodes_of(line[1:], scores, least, self._doubt)] for line, scores in lines]
+        return [[line[0], *_nodes_of(line[1:], own, least, self._doubt)] for line, own in lines]
 
     def _launch(self, row: DraftRow, nodes: list[int]) -> tuple[list[int], list[int]]:
         """Remember which nodes are verified. Returns their tokens and parents."""

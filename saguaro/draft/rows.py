@@ -65,6 +65,7 @@ class Proposal:
     tokens: list[list[int]]  # [R][<= K]
     q: Sequence[Tensor | None] = ()  # [R] of [F, V]: see DraftRow; None, or empty: they were not drawn
     parents: Sequence[Sequence[int] | None] = ()  # [R] of trees (algo/tree.py); empty: all are chains
+    chances: Sequence[Sequence[float]] = ()  # [R] that the text runs through each node, as estimated; empty: unknown
 
 
 class Proposer(Protocol):

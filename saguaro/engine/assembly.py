@@ -35,7 +35,7 @@ from saguaro.kv.pages import PagePool
 from saguaro.link.inline import Inline
 from saguaro.link.null import NullLink
 from saguaro.link.process import Process
-from saguaro.method import METHODS, Method, find_method
+from saguaro.method import METHODS, MODEL_FALLBACKS, Method, find_method
 from saguaro.methods import draft_shape, draft_side
 from saguaro.model.grammar import Grammars
 from saguaro.model.load import Loaded, locate
@@ -292,6 +292,8 @@ class Assembly:
         dtype = model.format if device.type == model.device.type else fastest(device)
         return DraftConfig(
             draft=self._draft_name() if method.needs_model else None,
+            suffix=config.has_suffix and method.needs_model,
+            suffix_store=config.suffix_store,
             target=str(self.target.path),
             tokenizer=self.tokenizer.name,
             growth=method.growth,
@@ -356,7 +358,7 @@ class Assembly:
 
     def _draft_name(self) -> str | None:
         """The path of the draft. drop: and a given model have none."""
-        name = self.config.draft
+        name = self.config.draft_model
         if name is None or self.given is not None or name.startswith("drop:"):
             return name
         return str(locate(name))
@@ -376,10 +378,15 @@ def choose_method(config: EngineConfig) -> Method:
 
     >>> choose_method(EngineConfig()).name, choose_method(EngineConfig(draft="drop:3")).name
     ('ar', 'ssd')
+    >>> choose_method(EngineConfig(draft="suffix")).name, choose_method(EngineConfig(draft="suffix+drop:3")).name
+    ('sd', 'ssd')
     """
-    method = find_method(("ssd" if config.draft else "ar") if config.method == "auto" else config.method)
+    usual = "ssd" if config.draft_model is not None else "sd" if config.has_suffix else "ar"
+    method = find_method(usual if config.method == "auto" else config.method)
     if method.drafts and config.fallback != "auto":
         method = replace(method, fallback=config.fallback)
+    if config.has_suffix and config.draft_model is None:
+        method = _without_model(method)
     if config.prepare != "auto":
         method = replace(method, prepare=config.prepare)
     if config.verification != "auto":
@@ -397,12 +404,24 @@ def choose_method(config: EngineConfig) -> Method:
             f"saguaro_c is {config.saguaro_c}, and {method.name} verifies by {method.verification} noise, without it; "
             "leave saguaro_c out, or use saguaro, or verification rejection"
         )
-    if method.needs_model and config.draft is None:
+    if method.needs_model and config.draft_model is None:
         raise ConfigError(
             f"method {method.name} needs a draft model and none is given; pass draft (--draft): a smaller model with "
             "the target's vocabulary, or drop:I,J,... for the target without some layers; or use ar or ngram"
         )
     return method
+
+
+def _without_model(method: Method) -> Method:
+    """The method with a suffix draft alone, which takes next to no time, so that nothing is prepared."""
+    if method.prepares and not method.trees:
+        usable = ", ".join(each.name for each in METHODS.values() if each.trees)
+        raise ConfigError(
+            f"method {method.name} prepares with a draft model, and the draft is 'suffix', which is none; pass "
+            f"suffix+DRAFT, or use a method that does without: {usable}"
+        )
+    fallback = "suffix" if method.fallback in MODEL_FALLBACKS else method.fallback
+    return replace(method, growth="nothing", fallback=fallback, prepare="always")
 
 
 def tree_shape(config: EngineConfig, method: Method, device: torch.device) -> tuple[int, int]:

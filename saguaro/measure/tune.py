@@ -55,7 +55,8 @@ class Measured:
         """What the engine did in most rounds."""
         shares = self.sources or {}
         if shares.get("draft", 0.0) + shares.get("cache", 0.0) < RARE:
-            return "repeats from the text" if shares.get("ngram", 0.0) >= RARE else "drafts nothing"
+            repeats = shares.get("ngram", 0.0) + shares.get("suffix", 0.0)
+            return "repeats from the text" if repeats >= RARE else "drafts nothing"
         return "prepares" if self.prepared >= 0.5 else "drafts just in time"
 
     def as_dict(self) -> dict[str, Any]:

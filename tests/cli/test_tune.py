@@ -95,7 +95,7 @@ def test_the_figures_are_shown() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--model", "x"), "there is no draft, so there is nothing to tune; pass draft"),
+        (("--model", "x"), "there is no draft model, so there is nothing to tune; pass draft"),
         (("--method", "sd"), "method is 'sd', which does not prepare, so there is nothing to tune"),
         (("--method", "ar"), "method is 'ar', which does not prepare"),
         (("--link", "process"), "link is 'process'; tune measures every place for the draft: leave --link out"),

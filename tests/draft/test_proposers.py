@@ -11,20 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saguaro.config import SamplingParams
+from saguaro.draft.combined import Combined
 from saguaro.draft.grow import TreeDrafter
+from saguaro.draft.growth import Shape
 from saguaro.draft.load import load_draft
+from saguaro.draft.match_chance import N_BINS
 from saguaro.draft.ngram import Ngram
 from saguaro.draft.policy.misses import NoProposer
 from saguaro.draft.random import RandomTokens
 from saguaro.draft.rows import DraftRow, DraftRows, Proposal, Proposer
 from saguaro.draft.scripted import Scripted
+from saguaro.draft.suffix import Suffix
+from saguaro.draft.tree import NO_TREE
 from saguaro.method import GROWTHS
 from saguaro.methods import draft_side
 from saguaro.model.load import load
 from saguaro.model.tiny import write_tiny
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide
-from saguaro.types import DRAFT, EMPTY, NGRAM, RANDOM, SCRIPT, SOURCES, Joined, Outcome
+from saguaro.types import DRAFT, EMPTY, NGRAM, RANDOM, SCRIPT, SOURCES, SUFFIX, Joined, Outcome
 from tests.draft.config import new_config
 from tests.draft.trees import entries, expanded
 
@@ -38,11 +43,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Known:
-    """A model that has read every text it is asked about."""
+    """A drafter that has read every text it is asked about."""
 
-    source = DRAFT
-
-    def __init__(self, drafter: TreeDrafter) -> None:
+    def __init__(self, drafter: TreeDrafter | Suffix | Combined) -> None:
+        self.source = drafter.source
         self._drafter, self._admitted = drafter, set[int]()
 
     def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
@@ -66,6 +70,15 @@ def model(folder: Path, verification: str) -> Known:
     return Known(drafting(folder, verification))
 
 
+def repeating(nodes: int) -> Known:
+    return Known(Suffix(Shape(K, nodes, 1 if nodes == K else 2), V))
+
+
+def beside(folder: Path) -> Known:
+    shape = Shape(K, K, 1)
+    return Known(Combined(drafting(folder, "shared"), Suffix(shape, V), shape, completes=True))
+
+
 MAKERS: dict[str, tuple[int, Callable[[Path], Proposer]]] = {
     "none": (EMPTY, lambda _: NoProposer()),
     "ngram": (NGRAM, lambda _: Ngram()),
@@ -73,6 +86,9 @@ MAKERS: dict[str, tuple[int, Callable[[Path], Proposer]]] = {
     "scripted": (SCRIPT, lambda _: Scripted(lambda text, n: [text[-1]] * (len(text) % 3 * n))),
     "model": (DRAFT, lambda folder: model(folder, "shared")),
     "drawn": (DRAFT, lambda folder: model(folder, "rejection")),
+    "suffix": (SUFFIX, lambda _: repeating(K)),
+    "suffix trees": (SUFFIX, lambda _: repeating(2 * K)),
+    "model and suffix": (DRAFT, beside),
 }
 
 
@@ -97,6 +113,13 @@ def check(proposer: Proposer, rows: Sequence[DraftRow], lookahead: int) -> list[
     assert len(proposal.tokens) == len(rows)
     for index, tokens in enumerate(proposal.tokens):
         assert len(tokens) <= lookahead
+        parents = proposal.parents[index] if proposal.parents else None
+        if parents is not None:
+            assert len(parents) == len(tokens)
+            assert all(-1 <= parent < node for node, parent in enumerate(parents))
+        if proposal.chances:
+            assert len(proposal.chances[index]) == len(tokens)
+            assert all(0 < chance <= 1 for chance in proposal.chances[index])
         assert all(0 <= token < V for token in tokens)
         q = proposal.q[index] if proposal.q else None
         if q is not None:
@@ -277,6 +300,23 @@ def test_ngrams_forget_a_row_with_its_text() -> None:
     rows.retire([0])
     rows.admit([Joined(0, [1, 5, 6])])
     assert ngram.propose(list(rows), 2).tokens == [[]]
+
+
+# What followed earlier, beside a model
+
+
+def test_a_model_is_completed_where_the_text_repeats_itself(folder: Path) -> None:
+    """Nodes of both: what the model alone drafts stays its own, and what follows is the text's."""
+    row, shape = admitted([[7, 8, 9, 10, 11, 7, 8, 9, 10, 11, 7]])[0], Shape(K, 2 * K, 2)
+    drafter = drafting(folder, "shared")
+    both = Combined(drafter, Suffix(shape, V), shape, completes=True)
+    both.suffix.chances.restore([[90.0] * N_BINS, [100.0] * N_BINS])
+    found = check(Known(both), [row], 2 * K)[0]
+    assert found[:K] == [8, 9, 10, 11]
+    assert drafter._in_flight[0].count(NO_TREE) >= K - 1
+    assert len(found) == len(drafter._in_flight[0])
+    alone = check(model(folder, "shared"), [row], K)[0]
+    assert alone[0] in found
 
 
 # Chance and script

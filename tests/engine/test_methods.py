@@ -163,7 +163,7 @@ def _assert_nothing_left(llm: LLM) -> None:
         assert len(link.side.drafter.trunks) <= 1
 
 
-@pytest.mark.parametrize("fallback", ["draft", "ngram", "random", "empty", "batch", "measured"])
+@pytest.mark.parametrize("fallback", ["draft", "ngram", "random", "empty", "batch", "measured", "suffix"])
 def test_any_fallback_may_stand_in(llm: LLM, expected: list[Result], fallback: str) -> None:
     drafted = llm.sibling(method="ssd", draft="drop:1", fallback=fallback, **SIZES)
     counts = watch(drafted)
@@ -440,6 +440,11 @@ def test_only_requests_that_want_it_are_speculated(llm: LLM, folder: Path) -> No
         ({"method": "ngram"}, "ngram"),
         ({"method": "sd", "fallback": "ngram"}, "sd"),
         ({"method": "sd", "fallback": "empty"}, "sd"),
+        ({"draft": "suffix"}, "sd"),
+        ({"draft": "suffix", "method": "ssd"}, "ssd"),
+        ({"draft": "suffix+drop:1"}, "ssd"),
+        ({"draft": "suffix+drop:1", "method": "pearl"}, "pearl"),
+        ({"method": "sd", "fallback": "suffix"}, "sd"),
     ],
 )
 def test_the_method_of_a_config(llm: LLM, settings: dict[str, str], method: str) -> None:
@@ -481,6 +486,21 @@ def test_in_the_targets_own_thread_ssd_prepares_only_if_told(llm: LLM, prepare: 
         ({"draft_threads": 0}, ConfigError, "draft_threads is 0; it must be between 1 and 1024"),
         ({"draft": "/no/such/draft"}, ModelNotFound, "'/no/such/draft' is no folder, no .gguf file and no Hub id"),
         ({"draft": "drop:9"}, ConfigError, "draft is 'drop:9'; the target has layers 0 to 3, and one must be left"),
+        (
+            {"draft": "suffix", "method": "pearl"},
+            ConfigError,
+            "method pearl prepares with a draft model, and the draft",
+        ),
+        ({"draft": "suffix+"}, ConfigError, "draft is 'suffix+'; it must be suffix, or suffix+ and one draft model"),
+        ({"draft": "suffix+suffix"}, ConfigError, "draft is 'suffix+suffix'; it must be suffix, or suffix+ and one"),
+        ({"draft": "suffix+/no/such"}, ModelNotFound, "'/no/such' is no folder, no .gguf file and no Hub id"),
+        ({"draft": "suffix+default"}, ConfigError, "draft is 'suffix+default', and"),
+        (
+            {"draft": "suffix", "suffix_store": 5},
+            ConfigError,
+            "suffix_store is 5; it must be 0 (none), or between 1024",
+        ),
+        ({"draft": "drop:1", "suffix_store": 4096}, ConfigError, "suffix_store is 4096, and the draft is 'drop:1'"),
         ({"draft": "drop:x"}, ConfigError, "draft is 'drop:x'; write drop: and layers, such as drop:20"),
     ],
 )

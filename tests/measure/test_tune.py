@@ -77,6 +77,7 @@ def test_each_half_has_a_turn_at_least(clock: Clock) -> None:
         ({"cache": 0.6, "draft": 0.3}, 0.9, "prepares"),
         ({"empty": 0.95, "draft": 0.05}, 0.0, "drafts nothing"),
         ({"empty": 0.6, "ngram": 0.4}, 0.0, "repeats from the text"),
+        ({"empty": 0.6, "suffix": 0.4}, 0.0, "repeats from the text"),
         ({}, 0.0, "drafts nothing"),
     ],
 )

@@ -404,6 +404,7 @@ class Setting:
     draft: Tensor
     lookahead: int = 1
     width: int = 1  # R
+    suffix: bool = False  # beside the model
     nodes: int = 0  # N; 0: as many as the lookahead
     budget: int = 2
     n_rows: int = 1
@@ -444,6 +445,7 @@ def new_rig(setting: Setting) -> Rig:
         n_vocab,
         draft="a table" if method.needs_model else None,
         growth=method.growth,
+        suffix=setting.suffix,
         fallback=method.fallback,
         verification=method.verification,
         cut=method.cut,

@@ -136,8 +136,8 @@ def draft(target: Transformer) -> Transformer:
 
 @pytest.mark.parametrize("method", [*(name for name, one in METHODS.items() if one.needs_model), *TREES])
 def test_of_every_method(method: str, watch: _Watch, target: Transformer, draft: Transformer) -> None:
-    parts, width = variant(method)
-    rig = new_rig(parts, target, draft, width=width, lookahead=3, budget=4, kernels=_kernels(watch))
+    parts, given = variant(method)
+    rig = new_rig(parts, target, draft, **given, lookahead=3, budget=4, kernels=_kernels(watch))
     if parts.growth == "best" and isinstance(rig.side.drafter, TreeDrafter):
         rig.side.policy.depth = Deepening(rig.side.drafter, most=2)
     rig.run(new_requests(n=N_REQUESTS))

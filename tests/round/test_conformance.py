@@ -18,6 +18,7 @@ from torch import Tensor
 
 from saguaro import methods
 from saguaro.config import DraftConfig
+from saguaro.draft.combined import Combined
 from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.policy import learnt
 from saguaro.kernels.bundle import Kernels, plain_kernels
@@ -42,7 +43,9 @@ from tests.target.test_round import CPU, N_KNOWN, SPEC, new_model, new_requests,
 
 N_REQUESTS = 8
 TREES = [f"{name} trees" for name, method in METHODS.items() if method.trees]  # the same with trees (see variant)
-VARIANTS = [*METHODS, *TREES]
+BESIDE = ["sd suffix", "ssd suffix", "ssd suffix trees", "pearl suffix"]  # beside what followed earlier in the text
+ALONE = ["suffix", "suffix trees"]  # without a model
+VARIANTS = [*METHODS, *TREES, *BESIDE, *ALONE]
 SIZES = [(1, 1), (1, 6), (4, 1), (4, 6)]  # lookahead, budget
 CASES = [  # without preparing the budget says nothing, and of what drafts nothing there is one case
     (name, lookahead, budget)
@@ -54,6 +57,12 @@ CASES = [  # without preparing the budget says nothing, and of what drafts nothi
 ROOMS = [  # a method, and the tokens that its draft has room for; 0: a text or two
     (name, n) for name in VARIANTS for n in (1200, 0) if n or METHODS[name.split()[0]].needs_model
 ]
+
+
+def model_of(side: DraftSide) -> TreeDrafter | None:
+    """What drafts with a model, if anything does."""
+    drafter = side.drafter.model if isinstance(side.drafter, Combined) else side.drafter
+    return drafter if isinstance(drafter, TreeDrafter) else None
 
 
 @dataclass
@@ -68,8 +77,8 @@ class Rig:
     def play(self) -> list[Commit]:
         commits = self.round.play()
         self.scheduler.pool.check(self.scheduler.tables())
-        drafter = self.side.drafter
-        if isinstance(drafter, TreeDrafter):
+        drafter = model_of(self.side)
+        if drafter is not None:
             drafter.pool.check(trunk.table for trunk in drafter.trunks.values())
             for slot in drafter._in_flight:
                 entries(drafter.trees, slot)
@@ -88,10 +97,11 @@ class Rig:
         return [request.output for request in requests]
 
 
-def variant(name: str) -> tuple[Method, int]:
-    """A method under shared noise, and the width of its trees; 1: it speculates chains."""
-    method, *trees = name.split()
-    return under("shared", method), 2 if trees else 1
+def variant(name: str) -> tuple[Method, dict[str, Any]]:
+    """A method under shared noise, and what new_rig is told of its trees and of a suffix drafter beside its model."""
+    words = name.split()
+    parts = under("shared", "sd", fallback="suffix") if words[0] == "suffix" else under("shared", words[0])
+    return parts, {"width": 2 if "trees" in words else 1, "suffix": "suffix" in words[1:]}
 
 
 def new_rig(
@@ -100,6 +110,7 @@ def new_rig(
     draft: Transformer,
     *,
     width: int = 1,  # R
+    suffix: bool = False,  # beside the model
     n_more: int = 3,  # nodes of a tree beyond the lookahead
     lookahead: int = 4,
     budget: int = 6,
@@ -118,6 +129,7 @@ def new_rig(
         target="a model",
         tokenizer="a model",
         growth=method.growth,
+        suffix=suffix,
         fallback=method.fallback,
         verification=method.verification,
         cut=method.cut,
@@ -132,8 +144,9 @@ def new_rig(
         page_size=page_size,
     )
     side = methods.draft_side(config, draft if method.needs_model else None, kernels)
-    if isinstance(side.drafter, TreeDrafter):
-        side.drafter.cache.memory.fill_(math.nan)
+    drafter = model_of(side)
+    if drafter is not None:
+        drafter.cache.memory.fill_(math.nan)
     plan = KVPlan(n_pages, page_size, SPEC.kv_bytes_per_token(torch.float64), SPEC.max_length)
     cache = KVCache(plan, SPEC, CPU, torch.float64)
     cache.memory.fill_(math.nan)
@@ -180,26 +193,28 @@ def truth(target: Transformer) -> list[list[int]]:
 def test_shared_noise_gives_the_true_tokens(
     method: str, lookahead: int, budget: int, target: Transformer, draft: Transformer, truth: list[list[int]]
 ) -> None:
-    parts, width = variant(method)
-    rig = new_rig(parts, target, draft, width=width, lookahead=lookahead, budget=budget)
+    parts, given = variant(method)
+    rig = new_rig(parts, target, draft, **given, lookahead=lookahead, budget=budget)
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
     if budget > 1:
         assert bool(rig.sources["cache"]) == (parts.prepares)
     assert bool(rig.sources["draft"]) == (parts.fallback in MODEL_FALLBACKS)
+    assert bool(rig.sources["suffix"]) == ("suffix" in method)
 
 
 @pytest.mark.parametrize(("method", "lookahead", "budget"), CASES)
 def test_captured_steps_give_the_true_tokens(
     method: str, lookahead: int, budget: int, target: Transformer, draft: Transformer, truth: list[list[int]]
 ) -> None:
-    parts, width = variant(method)
-    rig = new_rig(parts, target, draft, width=width, lookahead=lookahead, budget=budget, kernels=plain_kernels())
+    parts, given = variant(method)
+    rig = new_rig(parts, target, draft, **given, lookahead=lookahead, budget=budget, kernels=plain_kernels())
     assert rig.round.verifier.runs_ahead
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
-    assert isinstance(rig.side.drafter, TreeDrafter) == parts.needs_model
+    assert (model_of(rig.side) is not None) == parts.needs_model
     if budget > 1:
         assert bool(rig.sources["cache"]) == (parts.prepares)
     assert bool(rig.sources["draft"]) == (parts.fallback in MODEL_FALLBACKS)
+    assert bool(rig.sources["suffix"]) == ("suffix" in method)
 
 
 @pytest.mark.parametrize("width", [1, 2])
@@ -254,8 +269,8 @@ def test_whoever_leaves_while_a_round_is_in_flight_leaves_the_others_alone(
 
 @pytest.mark.parametrize("method", VARIANTS)
 def test_a_draft_that_is_always_wrong_changes_nothing(method: str, target: Transformer, truth: list[list[int]]) -> None:
-    parts, width = variant(method)
-    rig = new_rig(parts, target, new_model(seed=1), width=width, lookahead=3, budget=3)
+    parts, given = variant(method)
+    rig = new_rig(parts, target, new_model(seed=1), **given, lookahead=3, budget=3)
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
 
 
@@ -264,9 +279,9 @@ def test_preemption_changes_nothing(
     method: str, draft_tokens: int, target: Transformer, draft: Transformer, truth: list[list[int]]
 ) -> None:
     """Rooms shrink to nothing on the way."""
-    parts, width = variant(method)
+    parts, given = variant(method)
     sizes: dict[str, Any] = {"n_pages": 14, "max_tokens": 64, "draft_tokens": draft_tokens}
-    rig = new_rig(parts, target, draft, width=width, lookahead=3, budget=3, **sizes)
+    rig = new_rig(parts, target, draft, **given, lookahead=3, budget=3, **sizes)
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
     assert rig.scheduler.n_preemptions > 0
 
@@ -288,8 +303,8 @@ def test_requests_that_come_and_go(
 ) -> None:
     """Three rows, a new request every other round, every third aborted: slots are reused."""
     link = AbortsInMidStep if is_mid_step else Inline
-    parts, width = variant(method)
-    rig = new_rig(parts, target, draft, width=width, lookahead=3, budget=4, max_rows=3, link=link)
+    parts, given = variant(method)
+    rig = new_rig(parts, target, draft, **given, lookahead=3, budget=4, max_rows=3, link=link)
     requests = new_requests(n=N_REQUESTS)
     waiting, aborted = list(requests), requests[1::3]
 

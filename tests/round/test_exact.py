@@ -22,6 +22,7 @@ from saguaro.config import FALLBACKS
 from saguaro.draft import rows
 from saguaro.draft.growth import Growth
 from saguaro.draft.ngram import Ngram
+from saguaro.draft.policy import free
 from saguaro.draft.policy.budget import MeasuredBudget
 from saguaro.draft.policy.critical import BatchSizeMisses
 from saguaro.draft.policy.misses import MeasuredMisses
@@ -134,6 +135,33 @@ def test_every_fallback(fallback: str, rule: str, monkeypatch: pytest.MonkeyPatc
     assert found.sources["cache"] > 0
     is_chosen = fallback in ("batch", "batch-random", "measured")
     assert found.sources["draft" if is_chosen else fallback] > 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("method", "fallback"),
+    [("sd", "draft"), ("ssd", "measured"), ("pearl", "draft"), ("saguaro", "batch")],
+)
+def test_a_model_and_what_followed_earlier(method: str, fallback: str, rule: str) -> None:
+    """A row is drafted by one of them or by both; a text of few tokens repeats itself soon."""
+    found = check(
+        Setting(under(rule, method, fallback=fallback), TARGET, DRAFT, budget=1, max_tokens=LENGTH, suffix=True)
+    )
+    assert found.sources["draft"] + found.sources["cache"] > 0
+    assert found.n_accepted > 0
+    assert found.n_rejected > 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_trees_of_what_followed_earlier(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Siblings that were not drawn: each is tried as if it were certain."""
+    monkeypatch.setattr(free, "paying", lambda proposal, *_: (proposal, 0.0))  # all of them, whatever they cost
+    sizes = {"lookahead": 2, "width": 2, "nodes": 4, "max_tokens": 9}
+    found = check(Setting(under(rule, "sd", fallback="suffix"), TARGET, DRAFT, **sizes))  # type: ignore[arg-type]
+    assert found.sources["suffix"] > 0
+    assert max(found.lengths) > 2
+    assert found.accepted[2] > 0
+    assert found.n_rejected > 0
 
 
 @pytest.mark.parametrize("rule", RULES)

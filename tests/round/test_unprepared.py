@@ -82,8 +82,8 @@ def assert_always_right(rig: Rig, requests: Sequence[Request]) -> None:
 def test_rounds_without_preparation_change_nothing(
     method: str, kind: str, target: Transformer, truth: list[list[int]]
 ) -> None:
-    parts, width = variant(method)
-    rig = new_rig(parts, target, target.without([1]), width=width, lookahead=3, kernels=KERNELS[kind]())
+    parts, given = variant(method)
+    rig = new_rig(parts, target, target.without([1]), **given, lookahead=3, kernels=KERNELS[kind]())
     rig.side.policy.prepare = moody = Moody(seed=1)
     assert rig.run(new_requests(n=N_REQUESTS)) == truth
     assert {True, False} == set(moody.decided)
@@ -112,8 +112,8 @@ def test_requests_that_are_not_prepared_for_are_never_hit(
     every: int, method: str, kind: str, target: Transformer, truth: list[list[int]]
 ) -> None:
     """All of them, or every second: the tokens are the true ones, and the others are hit as before."""
-    parts, width = variant(method)
-    rig = new_rig(parts, target, target.without([1]), width=width, lookahead=3, kernels=KERNELS[kind]())
+    parts, given = variant(method)
+    rig = new_rig(parts, target, target.without([1]), **given, lookahead=3, kernels=KERNELS[kind]())
     requests = new_requests(n=N_REQUESTS)
     for request in requests[::every]:
         request.params = replace(request.params, prepare=False)

@@ -120,7 +120,8 @@ class _Round:
 class MeasuredMisses:
     """Uses the model as far as it pays, or the backup."""
 
-    def __init__(self, model: TreeProposer, backup: Proposer, learnt: Learnt) -> None:
+    def __init__(self, model: TreeProposer, backup: Proposer | None, learnt: Learnt) -> None:
+        """backup: None: whether the model drafts is decided elsewhere (free.py), here only how far."""
         self._model, self._backup, self._learnt = model, backup, learnt
         self._is_model = True  # what seems to pay
         self._n_drafts = self._n_chains = 0
@@ -142,7 +143,10 @@ class MeasuredMisses:
         if not missed or self._n_resting > 0:
             return
         room = max(n for _, n in missed)
-        expected = self._expected(missed, asked, room)
+        expected: Sequence[_Round] = self._expected(missed, asked, room)
+        if self._backup is None:
+            self._by_model(missed, asked, room, max((each.rate for each in expected[:1]), default=0.0))
+            return
         rate = max((each.rate for each in expected), default=0.0)
         if self._chooses_model(expected, asked):
             self._by_model(missed, asked, room, rate)
@@ -196,7 +200,7 @@ class MeasuredMisses:
         )
         return by_model, by_backup
 
-    def _chooses_model(self, expected: tuple[_Round, _Round] | tuple[()], asked: Sequence[DraftRow]) -> bool:
+    def _chooses_model(self, expected: Sequence[_Round], asked: Sequence[DraftRow]) -> bool:
         """Whether the model drafts: if it pays, or for a trial."""
         if not expected:
             return True
@@ -254,6 +258,7 @@ class MeasuredMisses:
         if not limit and self._n_chains % EVERY == 0:
             limit = 1
         self._n_resting = 0 if limit or self._n_left or self._is_model else REST
+        assert self._backup is not None
         put_in_flight(self._backup, missed, limit)
 
 

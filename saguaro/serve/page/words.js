@@ -4,6 +4,7 @@ export const ORIGINS = {
   cache: "prepared in time",
   draft: "drafted just in time",
   ngram: "repeated from the text",
+  suffix: "followed earlier",
   random: "guessed at random",
   target: "the target's own",
 };

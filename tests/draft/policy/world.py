@@ -106,6 +106,8 @@ class World:
     ) -> None:
         self.clock, self.verify_s, self.token_s = clock, verify_s, 0.0
         self.policy = Policy(learnt if learnt is not None else Learnt(clock), misses, NeverPrepare())
+        self.lengths: list[int] = []  # of speculations, one after another
+        self.accepted: list[int] = []
         self.rows = DraftRows()
         self.rows.admit([Joined(slot, [1]) for slot in range(n_rows)])
 
@@ -124,6 +126,8 @@ class World:
         sources, lengths = [row.source for row in rows], [len(row.speculation) for row in rows]
         self.clock.now += self.verify_s + self.token_s * sum(lengths)
         k = [min((accepted or {}).get(source, 0), n) for source, n in zip(sources, lengths, strict=True)]
+        self.lengths += lengths
+        self.accepted += k
         slots = torch.tensor([row.slot for row in rows])
         outcome = Outcome(slots, torch.tensor(lengths), torch.tensor(k), torch.tensor([9] * len(rows)))
         self.policy.outcome(outcome, self.rows)

@@ -241,7 +241,7 @@ def test_a_kept_tree_that_is_none_is_dropped(server: Running, pages: Pages, spoi
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_can_be_read(server: Running, pages: Pages, scheme: Any) -> None:
     page = pages.open(server.url, color_scheme=scheme)
-    for source in ("cache", "draft", "ngram", "random"):
+    for source in ("cache", "draft", "ngram", "suffix", "random"):
         show(page, tree_of(BUSHY, source=source))
         found = page.evaluate(CONTRASTS)
         assert {"␣bird", "␣cat", "␣flew", "refused"} <= {text for text, _ in found}
