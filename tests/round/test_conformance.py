@@ -47,16 +47,6 @@ BESIDE = ["sd suffix", "ssd suffix", "ssd suffix trees", "pearl suffix"]  # besi
 ALONE = ["suffix", "suffix trees"]  # without a model
 VARIANTS = [*METHODS, *TREES, *BESIDE, *ALONE]
 SIZES = [(1, 1), (1, 6), (4, 1), (4, 6)]  # lookahead, budget
-CASES = [  # without preparing the budget says nothing, and of what drafts nothing there is one case
-    (name, lookahead, budget)
-    for name in VARIANTS
-    for method in [METHODS[name.split()[0]]]
-    for lookahead, budget in SIZES
-    if (method.prepares or budget > 1) and (method.drafts or lookahead > 1)
-]
-ROOMS = [  # a method, and the tokens that its draft has room for; 0: a text or two
-    (name, n) for name in VARIANTS for n in (1200, 0) if n or METHODS[name.split()[0]].needs_model
-]
 
 
 def model_of(side: DraftSide) -> TreeDrafter | None:
@@ -102,6 +92,18 @@ def variant(name: str) -> tuple[Method, dict[str, Any]]:
     words = name.split()
     parts = under("shared", "sd", fallback="suffix") if words[0] == "suffix" else under("shared", words[0])
     return parts, {"width": 2 if "trees" in words else 1, "suffix": "suffix" in words[1:]}
+
+
+CASES = [  # without preparing the budget says nothing, and of what drafts nothing there is one case
+    (name, lookahead, budget)
+    for name in VARIANTS
+    for method, _ in [variant(name)]
+    for lookahead, budget in SIZES
+    if (method.prepares or budget > 1) and (method.drafts or lookahead > 1)
+]
+ROOMS = [  # a method, and the tokens that its draft has room for; 0: a text or two
+    (name, n) for name in VARIANTS for n in (1200, 0) if n or variant(name)[0].needs_model
+]
 
 
 def new_rig(
