@@ -5,7 +5,7 @@ decoding restores their order.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from saguaro.model.files import brief, is_there
 from saguaro.model.gguf_header import TensorInfo, read_header
 from saguaro.model.hf_config import parse_spec
 from saguaro.model.shapes import Shapes
+from saguaro.model.split import Cut
 from saguaro.model.stored import Stored, read_stored
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -140,12 +141,17 @@ class GGUFModel:
         held = ((self._rename(name), info.shape) for name, info in self.infos.items() if name != ROPE_FREQS)
         Shapes(self.spec).check(held, self.path, "its metadata")
 
-    def tensors(self) -> Iterator[tuple[str, Stored]]:
-        """Every weight, with its Hugging Face name."""
+    def tensors(self, cuts: Mapping[str, Cut] | None = None) -> Iterator[tuple[str, Stored | Tensor]]:
+        """Every weight, with its Hugging Face name; of some a part. Parts of rows are decoded here: a block of
+        quantised weights may lie in two parts."""
         for info in self.infos.values():
             if info.name != ROPE_FREQS:  # see rope_factors
                 name = self._rename(info.name)
-                yield name, read_stored(self.path, info, self._n_interleaved(name))
+                cut = (cuts or {}).get(name)
+                if cut is not None and cut.dim == 1:
+                    yield name, cut.of(read_stored(self.path, info, self._n_interleaved(name)).decoded())
+                else:
+                    yield name, read_stored(self.path, info, self._n_interleaved(name), cut)
 
     def rope_factors(self) -> Tensor | None:
         """Per-frequency divisors of the rotary base: how a GGUF file stores llama3 rope scaling. [d / 2] float32"""

@@ -99,6 +99,6 @@ def make_runner(
 ) -> Runner:
     """A runner with these kernels, for texts up to `longest`; None: torch or cpu.c."""
     if kernels is None:
-        return Runner(model, cache, cpu_attention(cache, model.spec), native=native_forward(model, cache))
+        return Runner(model, cache, cpu_attention(cache, model.own_spec), native=native_forward(model, cache))
     attention = PagedAttention(cache, kernels, longest, model.spec.softmax_scale)
     return Runner(model, cache, attention, kernels.products, captured)
