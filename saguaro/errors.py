@@ -10,6 +10,7 @@
     │   └── DownloadError       a model that could not be downloaded
     ├── CapacityError       the KV memory is too small
     ├── DraftError          a draft that could not be started
+    ├── RankError           a process of a divided target could not be started, or ended
     ├── CorpusError         texts to distil from that cannot be read or written
     ├── RequestError        one request cannot be served; others continue
     │   ├── EmptyPrompt
@@ -80,6 +81,10 @@ class CapacityError(SaguaroError):
 
 class DraftError(SaguaroError):
     """A draft that could not be started."""
+
+
+class RankError(SaguaroError):
+    """A process of a divided target could not be started, or ended. The engine cannot continue."""
 
 
 class CorpusError(SaguaroError):

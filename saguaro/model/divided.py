@@ -1,8 +1,8 @@
 """Products that write the residual stream, divided among ranks. Both give every rank the whole result.
 
-                 input            weight of a rank      exchanged                          result
-SummedLinear     own units        rows of own inputs    the product, [T, out]              sum in the order of ranks
-JoinedLinear     joined first     own outputs           the input and the own outputs      that of one process, to the bit
+               input          weight of a rank      exchanged                        result
+SummedLinear   own units      rows of own inputs    the product, [T, out]            sum in the order of the ranks
+JoinedLinear   joined first   own outputs           the input and the own outputs    that of one process, to the bit
 """
 
 from collections.abc import Mapping, Sequence

@@ -141,17 +141,23 @@ class GGUFModel:
         held = ((self._rename(name), info.shape) for name, info in self.infos.items() if name != ROPE_FREQS)
         Shapes(self.spec).check(held, self.path, "its metadata")
 
-    def tensors(self, cuts: Mapping[str, Cut] | None = None) -> Iterator[tuple[str, Stored | Tensor]]:
-        """Every weight, with its Hugging Face name; of some a part. Parts of rows are decoded here: a block of
-        quantised weights may lie in two parts."""
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        """Every weight, with its Hugging Face name."""
         for info in self.infos.values():
             if info.name != ROPE_FREQS:  # see rope_factors
                 name = self._rename(info.name)
-                cut = (cuts or {}).get(name)
+                yield name, read_stored(self.path, info, self._n_interleaved(name))
+
+    def parts(self, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Stored | Tensor]]:
+        """Every weight, of some only a part. Parts of rows are decoded: a block of weights may lie in two parts."""
+        for info in self.infos.values():
+            if info.name != ROPE_FREQS:
+                name = self._rename(info.name)
+                cut, n_heads = cuts.get(name), self._n_interleaved(name)
                 if cut is not None and cut.dim == 1:
-                    yield name, cut.of(read_stored(self.path, info, self._n_interleaved(name)).decoded())
+                    yield name, cut.of(read_stored(self.path, info, n_heads).decoded())
                 else:
-                    yield name, read_stored(self.path, info, self._n_interleaved(name), cut)
+                    yield name, read_stored(self.path, info, n_heads, cut)
 
     def rope_factors(self) -> Tensor | None:
         """Per-frequency divisors of the rotary base: how a GGUF file stores llama3 rope scaling. [d / 2] float32"""

@@ -37,8 +37,9 @@ class Layout:
             weight = self.matrix(inputs[rank], n_out)
             return SummedLinear(self.split, weight, bias, name, Cut(first, first + inputs[rank]))
         every = shares(n_out, self.split.size)
-        weight, own = self.weight(sum(inputs), every[rank].n), self.vector(every[rank].n) if has_bias else None
-        return JoinedLinear(self.split, weight, own, {name: every[rank]}, inputs, [cut.n for cut in every])
+        part, bias = every[rank], self.vector(every[rank].n) if has_bias else None
+        outputs = [cut.n for cut in every]
+        return JoinedLinear(self.split, self.weight(sum(inputs), part.n), bias, {name: part}, inputs, outputs)
 
     def weight(self, n_in: int, n_out: int) -> nn.Parameter | Packed:
         """An empty [in, out] weight, packed if there is a packed form."""

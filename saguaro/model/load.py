@@ -94,7 +94,7 @@ def load(
         factors = source.rope_factors()
         check_split(source.spec, split.size)
         model = _allocate(source.spec, device, dtype, kind=kind, split=split)
-        fill(model, source.tensors(cuts(model)), progress, _decode_of(kind))
+        fill(model, source.parts(cuts(model)), progress, _decode_of(kind))
         if factors is not None:
             model.frequencies = model.frequencies / factors.to(device)
     else:

@@ -1,4 +1,4 @@
-"""How a model is divided among ranks: each rank holds some heads, some units of the MLP and some rows of the vocabulary.
+"""How a model is divided among ranks: each holds some heads, some units of the MLP and some rows of the vocabulary.
 
 Invariant: all ranks hold the same residual stream, bit for bit, and a token's numbers do not depend on the other tokens
 of a step. Partial sums are therefore added in the order of the ranks, not in an order that a library chooses by size.
@@ -7,6 +7,7 @@ of a step. Partial sums are therefore added in the order of the ranks, not in an
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import torch
@@ -98,7 +99,7 @@ def shares(n: int, size: int) -> Shares:
     while unit > 1 and n // unit % size:
         unit //= 2
     bounds = [n // unit * rank // size * unit for rank in range(size + 1)]
-    return tuple(Cut(first, last) for first, last in zip(bounds, bounds[1:], strict=False))
+    return tuple(Cut(first, last) for first, last in pairwise(bounds))
 
 
 def head_shares(n_heads: int, n_kv_heads: int, size: int) -> Shares:
@@ -117,7 +118,7 @@ def head_shares(n_heads: int, n_kv_heads: int, size: int) -> Shares:
         each = zip(of, among, strict=True)
         bounds = [kv * group + group * (rank - first) // n for rank, (kv, (first, n)) in enumerate(each)]
         bounds.append(n_heads)
-    return tuple(Cut(first, last) for first, last in zip(bounds, bounds[1:], strict=False))
+    return tuple(Cut(first, last) for first, last in pairwise(bounds))
 
 
 class Heads(NamedTuple):
@@ -160,6 +161,6 @@ def check_split(spec: ModelSpec, size: int) -> None:
     for name, n in (each | {"hidden units": spec.hidden}).items():
         if n < size:
             raise ConfigError(
-                f"tensor_parallel_size is {size}; the model has {n} {name}, and each rank computes some of them: use at "
-                f"most {n}"
+                f"tensor_parallel_size is {size}; the model has {n} {name}, and each rank computes some of them: use "
+                f"at most {n}"
             )
