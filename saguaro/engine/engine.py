@@ -214,6 +214,11 @@ class Engine:
         self.discard(request_id)
         return result
 
+    def check_ranks(self) -> None:
+        """Raise if a rank of the target has ended."""
+        if self.ranks is not None:
+            self.ranks.check()
+
     def close(self) -> None:
         """Close the link to the draft. After the last engine on a divided target, its other ranks end."""
         self.round.draft.close()

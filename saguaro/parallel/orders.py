@@ -38,6 +38,7 @@ class Join:
 
     rank: int
     size: int
+    backend: str  # parallel.exchange
     store: str
     device: str
 

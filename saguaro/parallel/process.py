@@ -28,15 +28,16 @@ GRACE = 2.0  # seconds for a rank to end by itself, so that the reason is known
 class RankProcess:
     """A process that ends with this object, or with this process."""
 
-    def __init__(self, rank: int, threads: int, worker: Sequence[str] = WORKER) -> None:
-        """Start it."""
+    def __init__(self, rank: int, threads: int, shared: int | None, worker: Sequence[str] = WORKER) -> None:
+        """Start it; shared: the descriptor of memory that it shares."""
         self.rank = rank
         link, life = socket.socketpair(), socket.socketpair()
+        inherited = [link[1].fileno(), life[1].fileno(), *([] if shared is None else [shared])]
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         try:
             self._popen = subprocess.Popen(
-                [*worker, str(link[1].fileno()), str(life[1].fileno()), str(os.getpid())],
-                pass_fds=(link[1].fileno(), life[1].fileno()),
+                [*worker, *map(str, (*inherited[:2], os.getpid(), "" if shared is None else shared))],
+                pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,

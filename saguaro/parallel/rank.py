@@ -17,7 +17,7 @@ from saguaro.link.frame import Message, MessageKind
 from saguaro.model.load import load
 from saguaro.model.split import ALONE, Split
 from saguaro.model.transformer import Transformer
-from saguaro.parallel.exchange import ExchangeLost, GroupExchange
+from saguaro.parallel.exchange import ExchangeLost, GroupExchange, SharedExchange, SharedMemory, TorchExchange
 from saguaro.parallel.orders import (
     MOST_BYTES,
     Join,
@@ -37,9 +37,9 @@ CUT_OFF = 3  # exit status: another rank ended
 MOST_WORDS = 10_000  # bytes of an error message
 
 
-def serve(link: socket.socket) -> int:
-    """Follow orders until the other end closes. Returns the exit status."""
-    channel, rank = Channel(link, MOST_BYTES), Rank()
+def serve(link: socket.socket, shared: int | None) -> int:
+    """Follow orders until the other end closes; shared: a descriptor. Returns the exit status."""
+    channel, rank = Channel(link, MOST_BYTES), Rank(shared)
     try:
         while True:
             message = _next(channel)
@@ -63,7 +63,8 @@ def serve(link: socket.socket) -> int:
 class Rank:
     """What a rank holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: int | None) -> None:
+        self._shared = shared
         self._split, self._device = ALONE, torch.device("cpu")
         self._model: Transformer | None = None
         self._runners: dict[int, Runner] = {}
@@ -74,8 +75,7 @@ class Rank:
             self._device = torch.device(order.device)
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
-            exchange = GroupExchange(order.rank, order.size, Path(order.store), self._device)
-            self._split = Split(order.rank, order.size, exchange)
+            self._split = Split(order.rank, order.size, self._exchange(order))
         elif isinstance(order, Load):
             dtype, kind = computed_in(order.dtype), packed_kind(order.dtype, self._device)
             model = load(order.name, Path(order.path), self._device, dtype, kind, split=self._split).model
@@ -86,6 +86,11 @@ class Rank:
                 os.sched_setaffinity(0, order.cores)
             torch.set_num_threads(order.threads)
             self._runners[order.runner] = build_runner(self._model, shape_of(order), kernels_for(self._device))
+
+    def _exchange(self, order: Join) -> GroupExchange:
+        if order.backend == "shared":
+            return SharedExchange(order.rank, order.size, SharedMemory(order.size, self._shared))
+        return TorchExchange(order.rank, order.size, Path(order.store), self._device)
 
     @torch.inference_mode()
     def follow(self, given: Numbers) -> None:

@@ -27,7 +27,14 @@ from saguaro.kernels.formats import computed_in, packed_kind, ready
 from saguaro.link.frame import MessageKind
 from saguaro.model.load import Loaded, load
 from saguaro.model.split import Split
-from saguaro.parallel.exchange import ExchangeLost, GroupExchange
+from saguaro.parallel.exchange import (
+    ExchangeLost,
+    GroupExchange,
+    SharedExchange,
+    SharedMemory,
+    TorchExchange,
+    backend_for,
+)
 from saguaro.parallel.orders import Answered, Join, Load, Open, Order, encode, encode_answered
 from saguaro.parallel.process import GRACE, WORKER, RankProcess
 from saguaro.target.shape import RunnerShape
@@ -40,22 +47,29 @@ LOAD_SECONDS = 1800.0  # for a rank's part of a model
 class Ranks:
     """Ranks 1 to N - 1."""
 
-    def __init__(self, size: int, device: torch.device, worker: Sequence[str] = WORKER) -> None:
-        """Start them; device: rank 0's. GPUs follow one another from there."""
+    def __init__(
+        self, size: int, device: torch.device, backend: str | None = None, worker: Sequence[str] = WORKER
+    ) -> None:
+        """Start them; device: rank 0's. GPUs follow one another from there. backend: of exchanges; None: the fastest."""
         devices = rank_devices(size, device)
+        backend = backend or backend_for(device)
         self.size, self.device, self.failure = size, device, ""
         self._lock, self._is_closed = threading.Lock(), False
         self._dropped: deque[int] = deque()  # runners that were collected; a finalizer only appends here
         self._runners: set[int] = set()
         self._n_runners = 0
         threads = max(1, torch.get_num_threads() // size)
-        self._others = [RankProcess(rank, threads, worker) for rank in range(1, size)]
+        self._memory = SharedMemory(size) if backend == "shared" else None
+        self._on_end: Callable[[], None] = lambda: None
+        shared = None if self._memory is None else self._memory.fd
+        self._others = [RankProcess(rank, threads, shared, worker) for rank in range(1, size)]
+        threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True).start()
         with tempfile.TemporaryDirectory(prefix="saguaro-ranks-") as folder, self._guarded():
             store = Path(folder) / "store"
             for each in self._others:
                 on = str(devices[each.rank])
-                self._tell(each, Join(rank=each.rank, size=size, store=str(store), device=on))
-            self.split = Split(0, size, GroupExchange(0, size, store, device))
+                self._tell(each, Join(rank=each.rank, size=size, backend=backend, store=str(store), device=on))
+            self.split = Split(0, size, self._exchange(store))
             self._wait(START_SECONDS)
 
     @property
@@ -126,12 +140,23 @@ class Ranks:
 
     def watch(self, on_end: Callable[[], None]) -> None:
         """Call on_end, in another thread, when a rank ends by itself."""
-        threading.Thread(target=_watch, args=(weakref.ref(self), on_end), daemon=True).start()
+        self._on_end = on_end
 
     @property
     def lives(self) -> Sequence[int]:
         """Descriptors that can be read when a rank has ended; empty if all were ended here."""
         return () if self._is_closed else [each.life.fileno() for each in self._others]
+
+    def lose(self) -> None:
+        """A rank has ended by itself: those that wait for it give up."""
+        if self._memory is not None:
+            self._memory.lose()
+        self._on_end()
+
+    def _exchange(self, store: Path) -> GroupExchange:
+        if self._memory is not None:
+            return SharedExchange(0, self.size, self._memory)
+        return TorchExchange(0, self.size, store, self.device)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -205,16 +230,15 @@ def uninterrupted() -> Iterator[None]:
             before(*came[0])
 
 
-def _watch(ranks: "weakref.ref[Ranks]", on_end: Callable[[], None]) -> None:
-    """Wait until a rank ends by itself."""
+def _watch(ranks: "weakref.ref[Ranks]") -> None:
+    """Wait until a rank ends by itself, or the ranks are no longer used."""
     while (those := ranks()) is not None:
         poll = select.poll()
         for life in those.lives:
             poll.register(life, select.POLLIN)
-        is_over = not those.lives
-        del those
-        if is_over:
+        if not those.lives:
             return
-        if poll.poll(1000):
-            on_end()
+        del those
+        if poll.poll(1000) and (those := ranks()) is not None and those.lives:
+            those.lose()
             return

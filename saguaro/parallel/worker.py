@@ -1,7 +1,8 @@
-"""The process of a rank: python -m saguaro.parallel.worker LINK LIFE PARENT. Started by parallel.process.
+"""The process of a rank: python -m saguaro.parallel.worker LINK LIFE PARENT SHARED. Started by parallel.process.
 
 Invariant: it ends as soon as rank 0 does, even while a model loads or a step runs. It ignores the signals that end a
-program, because rank 0 may have requests to finish. LINK and LIFE are socket descriptors, PARENT is a process id.
+program, because rank 0 may have requests to finish. LINK and LIFE are socket descriptors, PARENT is a process id, and
+SHARED a descriptor of shared memory or empty.
 """
 
 import os
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     threading.Thread(target=end_with, args=(life, int(arguments[2])), daemon=True).start()
     from saguaro.parallel.rank import serve  # after the life line is watched: torch takes seconds to load
 
-    status = serve(link)
+    status = serve(link, int(arguments[3]) if arguments[3] else None)
     sys.stdout.flush()
     os._exit(status)  # a normal interpreter exit takes torch half a second
 
