@@ -50,7 +50,8 @@ class Ranks:
     def __init__(
         self, size: int, device: torch.device, backend: str | None = None, worker: Sequence[str] = WORKER
     ) -> None:
-        """Start them; device: rank 0's. GPUs follow one another from there. backend: of exchanges; None: the fastest."""
+        """Start them; device: rank 0's, and GPUs follow one another from there. backend: of exchanges; None: the
+        fastest."""
         devices = rank_devices(size, device)
         backend = backend or backend_for(device)
         self.size, self.device, self.failure = size, device, ""

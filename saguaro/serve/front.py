@@ -270,7 +270,8 @@ class Front:
         except RankError as e:
             log.error("%s", e)
             self.failure, self.lost = str(e), e
-            self._call(lambda: self.end(Unavailable(str(e))))
+            error = Unavailable(f"the engine has broken down: {e}")
+            self._call(lambda: self.end(error))
             self._call(self.on_lost)
         except BaseException as e:
             log.exception("the engine has broken down")
