@@ -374,6 +374,8 @@ class Assembly:
             "draft_on": device_model(torch.device(config.device)),
             **own,
         }
+        if self.ranks is not None:
+            facts["ranks"] = self.ranks.size
         facts = json.loads(json.dumps(facts))
         return KeptFile(Path(folder) / file_name(facts), facts)
 

@@ -1,5 +1,6 @@
 """Find and load a model by name: a local folder, a .gguf file, or a Hub id."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -41,14 +42,18 @@ class Loaded:
 
     @property
     def n_params(self) -> int:
-        """Number of weights; a tied embedding counts once."""
+        """Number of weights, of all ranks; a tied embedding counts once."""
+        if self.model.split.size > 1:
+            token_map = self.model.token_map
+            every = Shapes(self.model.spec, None if token_map is None else len(token_map))
+            return sum(math.prod(every.get(name) or ()) for name in every)
         packed = self.model.packed
         twice = self.model.embedding.numel() if packed and self.model.is_tied else 0
         return sum(p.numel() for p in self.model.parameters()) + sum(weight.n_params for weight in packed) - twice
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
+        """Bytes of all weights that are held here."""
         plain = sum(p.numel() * p.element_size() for p in self.model.parameters())
         return plain + sum(weight.n_bytes for weight in self.model.packed)
 

@@ -55,7 +55,7 @@ class Ranks:
         devices = rank_devices(size, device)
         backend = backend or backend_for(device)
         self.size, self.device, self.failure = size, device, ""
-        self._lock, self._is_closed = threading.Lock(), False
+        self._lock, self._is_closed, self._has_lost = threading.Lock(), False, False
         self._dropped: deque[int] = deque()  # runners that were collected; a finalizer only appends here
         self._runners: set[int] = set()
         self._n_runners = 0
@@ -132,10 +132,9 @@ class Ranks:
             each.close()
 
     def check(self) -> None:
-        """Raise if a rank was lost."""
-        if not self.failure:
-            ended = [why for each in self._others if (why := each.why_ended(0.0)) is not None]
-            self.failure = ended[0] if ended else ""
+        """Raise if a rank has ended."""
+        if self._has_lost and not self.failure:
+            self.failure = self._why() or "a rank of the target has ended; start the engine again"
         if self.failure:
             raise RankError(self.failure)
 
@@ -150,6 +149,7 @@ class Ranks:
 
     def lose(self) -> None:
         """A rank has ended by itself: those that wait for it give up."""
+        self._has_lost = True
         if self._memory is not None:
             self._memory.lose()
         self._on_end()
@@ -218,7 +218,8 @@ def rank_devices(size: int, first: torch.device) -> list[torch.device]:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """In the main thread, hold back Ctrl-C until the end of the body."""
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is None:  # None: the handler is not Python's
         yield
         return
     came: list[tuple[int, FrameType | None]] = []

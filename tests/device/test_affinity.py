@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -103,6 +104,7 @@ def test_long_steps_take_every_core() -> None:
 
     class Watched:
         device = torch.device("cpu")
+        threads = nullcontext
 
         def run(self, rows: Sequence[Segment], is_followed: bool) -> None:
             seen.append((sum(len(row.tokens) for row in rows), state()))

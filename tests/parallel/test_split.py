@@ -115,8 +115,9 @@ def test_a_rank_reads_and_holds_its_part_only(tmp_path: Path) -> None:
     alone, n_ranks = loaded(folder), 2
     ranks = [Split(rank, n_ranks, lambda x: x[None]) for rank in range(n_ranks)]
     parts = [loaded(folder, split) for split in ranks]
-    vectors = sum(p.numel() for p in alone.model.parameters() if p.dim() == 1)
-    assert sum(part.n_params - vectors for part in parts) == alone.n_params - vectors
+    assert {part.n_params for part in parts} == {alone.n_params}
+    vectors = sum(4 * p.numel() for p in alone.model.parameters() if p.dim() == 1)
+    assert sum(part.weight_bytes - vectors for part in parts) == alone.weight_bytes - vectors
     named = cuts(parts[1].model)
     layer = "model.layers.0."
     assert {named[f"{layer}{name}.weight"].dim for name in ("self_attn.o_proj", "mlp.down_proj")} == {1}
