@@ -15,7 +15,8 @@ SHAPES = [(1, 1), (3, 576), (5, 0), (2, ROOM // 4 + 3), (1, ROOM // 2)]
 
 @pytest.fixture(scope="module", params=[("shared", 2), ("shared", 4), ("gloo", 2), ("gloo", 3)], ids=str)
 def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Exchange]:
-    return exchanges(*request.param, tmp_path_factory.mktemp("group"))
+    backend, size = request.param
+    return exchanges(backend, size, tmp_path_factory.mktemp("group"))
 
 
 def given(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

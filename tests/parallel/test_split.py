@@ -11,6 +11,7 @@ from torch import Tensor
 
 from saguaro.attention.step import Segment
 from saguaro.errors import ConfigError
+from saguaro.kernels.bundle import plain_kernels
 from saguaro.kernels.formats import computed_in, packed_kind, ready
 from saguaro.model.linear import Packed
 from saguaro.model.load import Loaded, load
@@ -18,7 +19,9 @@ from saguaro.model.split import ALONE, Exchange, Split, check_split, head_shares
 from saguaro.model.tiny import tiny_model, write_tiny
 from saguaro.model.transformer import Transformer
 from saguaro.model.weights import cuts, save_tensors
+from saguaro.runner.captured import Followed
 from saguaro.runner.runner import Runner
+from saguaro.target.graphed import float_bits
 from saguaro.target.shape import RunnerShape, build_runner
 from tests.model.write_gguf import write_gguf
 from tests.parallel.threads import CPU, exchanges, splits, together
@@ -83,6 +86,40 @@ def test_bfloat16_differs_by_its_rounding(group: list[Exchange], tmp_path: Path)
     whole, found = logits(loaded(folder, dtype="bfloat16").model), every_rank(group, folder, "bfloat16", None)
     assert (found[0] - whole).abs().mean() < 0.05 * whole.std()
     assert all(torch.equal(each, found[0]) for each in found)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_captured_steps_decide_alike_on_every_rank(group: list[Exchange], tmp_path: Path, temperature: float) -> None:
+    """As on a GPU: every rank chooses the tokens, and moves the keys of accepted nodes of its own heads."""
+    folder, shape = write_tiny(tmp_path, "llama"), replace(SHAPE, depth=3, nodes=5, n_known=288)
+    text, pages, facts = random_tokens(9, 288), list(range(12, 0, -1)), [7, float_bits(temperature), 1]
+
+    @torch.inference_mode()
+    def work(split: Split) -> tuple[list[list[int]], Tensor]:
+        """A tree that grows by what was found: the target's tokens lie behind the second child."""
+        runner = build_runner(loaded(folder, split).model, shape, plain_kernels())
+        runner.run([Segment(text[:8], 0, pages, 0)], False)
+
+        def verify(tokens: list[int], parents: list[int]) -> list[int]:
+            tree = Segment([text[8], *tokens], 8, pages, 1 + len(tokens), parents, slot=0, facts=facts)
+            ran = runner.run([tree], True)
+            assert isinstance(ran, Followed)
+            found: list[int] = ran.wait()[0].tolist()
+            return found
+
+        first = verify([0, 1], [-1, -1])[1]
+        other = (first + 1) % 288
+        second = verify([other, first], [-1, -1])[1]
+        found = [verify([other, first, other, second], [-1, -1, 0, 1]), [first, second]]
+        ran = runner.run([Segment([found[0][1], 5, 6], 11, pages, 3, slot=0, facts=facts)], False)
+        assert isinstance(ran, tuple)
+        return found, ran[0]
+
+    (whole, whole_logits), ranks = work(ALONE), splits(group)
+    assert (whole[0][0], whole[0][2:4]) == (2, [1, 3])
+    for found, after in together(len(group), lambda rank: work(ranks[rank])):
+        assert found == whole
+        assert difference(after, whole_logits) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0], ids=lambda k: k.name)
