@@ -65,8 +65,11 @@ class Ranks:
         shared = None if self._memory is None else self._memory.fd
         self._others = [RankProcess(rank, threads, shared, worker) for rank in range(1, size)]
         threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True).start()
-        with tempfile.TemporaryDirectory(prefix="saguaro-ranks-") as folder, self._guarded():
-            store = Path(folder) / "store"
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="saguaro-ranks-"
+        )  # NCCL reads the store when it is first used
+        store = Path(self._folder.name) / "store"
+        with self._guarded():
             for each in self._others:
                 on = str(devices[each.rank])
                 self._tell(each, Join(rank=each.rank, size=size, backend=backend, store=str(store), device=on))
@@ -130,6 +133,7 @@ class Ranks:
         self.failure = self.failure or "the ranks of this target were ended; make a new engine"
         for each in self._others:
             each.close()
+        self._folder.cleanup()
 
     def check(self) -> None:
         """Raise if a rank has ended."""
