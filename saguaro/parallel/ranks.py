@@ -8,6 +8,7 @@ every later use raises RankError with the reason.
 """
 
 import select
+import shutil
 import signal
 import tempfile
 import threading
@@ -65,10 +66,9 @@ class Ranks:
         shared = None if self._memory is None else self._memory.fd
         self._others = [RankProcess(rank, threads, shared, worker) for rank in range(1, size)]
         threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True).start()
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="saguaro-ranks-"
-        )  # NCCL reads the store when it is first used
-        store = Path(self._folder.name) / "store"
+        folder = tempfile.mkdtemp(prefix="saguaro-ranks-")  # kept: NCCL reads the store when it is first used
+        self._clean = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        store = Path(folder) / "store"
         with self._guarded():
             for each in self._others:
                 on = str(devices[each.rank])
@@ -133,7 +133,7 @@ class Ranks:
         self.failure = self.failure or "the ranks of this target were ended; make a new engine"
         for each in self._others:
             each.close()
-        self._folder.cleanup()
+        self._clean()
 
     def check(self) -> None:
         """Raise if a rank has ended."""
