@@ -63,12 +63,11 @@ class Ranks:
         threads = max(1, torch.get_num_threads() // size)
         self._memory = SharedMemory(size) if backend == "shared" else None
         self._on_end: Callable[[], None] = lambda: None
+        self._clean: Callable[[], object] = lambda: None
         shared = None if self._memory is None else self._memory.fd
         self._others = [RankProcess(rank, threads, shared, worker) for rank in range(1, size)]
         threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True).start()
-        folder = tempfile.mkdtemp(prefix="saguaro-ranks-")  # kept: NCCL reads the store when it is first used
-        self._clean = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        store = Path(folder) / "store"
+        store = self._new_store() if backend != "shared" else Path()
         with self._guarded():
             for each in self._others:
                 on = str(devices[each.rank])
@@ -157,6 +156,12 @@ class Ranks:
         if self._memory is not None:
             self._memory.lose()
         self._on_end()
+
+    def _new_store(self) -> Path:
+        """A file for a process group. It is kept, because NCCL reads it when it is first used."""
+        folder = tempfile.mkdtemp(prefix="saguaro-ranks-")
+        self._clean = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder) / "store"
 
     def _exchange(self, store: Path) -> GroupExchange:
         if self._memory is not None:
