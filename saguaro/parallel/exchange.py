@@ -14,7 +14,7 @@ import tempfile
 import weakref
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,13 +31,6 @@ LOST = 1  # what cpu.c's exchange returns
 
 class ExchangeLost(RankError):
     """Another rank ended, or took too long."""
-
-
-class GroupExchange(Protocol):
-    """See saguaro.model.split.Exchange."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [T, n] -> [N, T, n]."""
 
 
 def backend_for(device: torch.device) -> str:
@@ -79,7 +72,7 @@ class SharedExchange:
         self._rank, self._size, self._memory, self._library = rank, size, memory, native.library()
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, n] -> [N, T, n]
-        """See GroupExchange."""
+        """See saguaro.model.split.Exchange."""
         x = x.contiguous()
         found = x.new_empty(self._size, *x.shape)
         fault = self._library.exchange(
@@ -106,7 +99,7 @@ class TorchExchange:
             ) from e
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, n] -> [N, T, n]
-        """See GroupExchange."""
+        """See saguaro.model.split.Exchange."""
         found = x.new_empty(self._size * x.shape[0], *x.shape[1:])
         try:
             self._group._allgather_base(found, x.contiguous()).wait()

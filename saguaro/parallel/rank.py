@@ -15,9 +15,9 @@ from saguaro.kernels.formats import computed_in, packed_kind, ready
 from saguaro.link.channel import Channel
 from saguaro.link.frame import Message, MessageKind
 from saguaro.model.load import load
-from saguaro.model.split import ALONE, Split
+from saguaro.model.split import ALONE, Exchange, Split
 from saguaro.model.transformer import Transformer
-from saguaro.parallel.exchange import ExchangeLost, GroupExchange, SharedExchange, SharedMemory, TorchExchange
+from saguaro.parallel.exchange import ExchangeLost, SharedExchange, SharedMemory, TorchExchange
 from saguaro.parallel.orders import (
     MOST_BYTES,
     Join,
@@ -87,7 +87,7 @@ class Rank:
             torch.set_num_threads(order.threads)
             self._runners[order.runner] = build_runner(self._model, shape_of(order), kernels_for(self._device))
 
-    def _exchange(self, order: Join) -> GroupExchange:
+    def _exchange(self, order: Join) -> Exchange:
         if order.backend == "shared":
             return SharedExchange(order.rank, order.size, SharedMemory(order.size, self._shared))
         return TorchExchange(order.rank, order.size, Path(order.store), self._device)

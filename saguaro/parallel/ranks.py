@@ -27,10 +27,9 @@ from saguaro.errors import ConfigError, RankError
 from saguaro.kernels.formats import computed_in, packed_kind, ready
 from saguaro.link.frame import MessageKind
 from saguaro.model.load import Loaded, load
-from saguaro.model.split import Split
+from saguaro.model.split import Exchange, Split
 from saguaro.parallel.exchange import (
     ExchangeLost,
-    GroupExchange,
     SharedExchange,
     SharedMemory,
     TorchExchange,
@@ -163,7 +162,7 @@ class Ranks:
         self._clean = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return Path(folder) / "store"
 
-    def _exchange(self, store: Path) -> GroupExchange:
+    def _exchange(self, store: Path) -> Exchange:
         if self._memory is not None:
             return SharedExchange(0, self.size, self._memory)
         return TorchExchange(0, self.size, store, self.device)
