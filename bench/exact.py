@@ -1,7 +1,9 @@
-"""Check that every method gives the target's own tokens: real model, single requests, batches, preemption, draft kills.
+"""Check that every method gives the target's own tokens: real model, single requests, batches, preemption, draft kills,
+a target divided among ranks.
 
 python -m bench.exact --prompts DATA/*.jsonl
 python -m bench.exact --prompts DATA/*.jsonl --methods ssd --batches 4 --kills 50
+python -m bench.exact --prompts DATA/*.jsonl --methods ar,sd,ssd --tensor-parallel-size 2
 
 Every run is compared with `ar` on the same prompts, seeds and temperature, prompt by prompt; any difference is counted,
 and the exit status is 1 if there is one.
@@ -55,6 +57,8 @@ class Args:
     """Whether ssd always prepares, or where it pays (auto)."""
     kills: int = 0
     """Kill the draft's process so many times, at random moments, and go on until that is done."""
+    tensor_parallel_size: int = 1
+    """Divide the target that is compared among so many ranks; the reference is one process."""
     threads: int | None = None
     device: str = "cpu"
     dtype: str = "auto"
@@ -66,6 +70,8 @@ def main(args: Args) -> int:
     if args.device != "cpu":  # capture only the graphs that are used
         settings |= {"max_batch_rows": max(args.batches), "max_model_len": 2048}
     plain = LLM(method="ar", lookahead=args.lookahead, kv_memory=args.kv_memory, **settings)
+    n_ranks = args.tensor_parallel_size
+    divided = plain if n_ranks == 1 else LLM(method="ar", **settings, tensor_parallel_size=n_ranks)
     encode = plain.engine.tokenizer.encode_chat
     texts = read_prompts(list(args.prompts), args.num_prompts)
     prompts = [encode([{"role": "user", "content": text}]) for text in texts]
@@ -78,7 +84,7 @@ def main(args: Args) -> int:
         for method in args.methods.split(","):
             trees = {"nodes": args.nodes, "width": args.width} if find_method(method).trees else {}
             for batch in args.batches:
-                with plain.sibling(
+                with divided.sibling(
                     method=method,
                     draft=args.draft,
                     budget=args.budget,
@@ -88,6 +94,7 @@ def main(args: Args) -> int:
                     **trees,
                 ) as llm:
                     n_differ += compare(llm, plain, prompts, params, wanted, batch, args.kills)
+    divided.close()
     print(f"{n_differ} outputs differ")
     return 1 if n_differ else 0
 

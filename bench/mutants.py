@@ -33,6 +33,7 @@ TESTS = {  # those that take least time first: the first failure ends a run
     "target": ["tests/target", "tests/round", "tests/engine/test_robust.py", "tests/engine/test_structured.py"],
     "draft": ["tests/draft", "tests/round", "tests/engine/test_stalls.py", "tests/engine/test_methods.py"],
     "link": ["tests/link", "tests/engine/test_draft_process.py"],
+    "parallel": ["tests/parallel"],
     "engine": ["tests/engine", "tests/cli/test_flags.py", "tests/model/test_refusals.py"],
     "serve": ["tests/serve/tools", "tests/serve/test_isolated.py", "tests/serve/http"],
     "round.py": ["tests/target/test_round.py", "tests/round", "tests/engine/test_robust.py"],

@@ -28,6 +28,7 @@ LINKS = ("auto", "inline", "process")
 MAX_ROWS, MAX_STEP, MAX_PAGE, MAX_THREADS = 4096, 2**20, 1024, 1024  # upper limits; no machine profits from more
 
 LEAST_STORE, MOST_STORE = 1024, 2**26  # tokens of earlier outputs; the largest store takes some GiB
+MAX_RANKS = 64  # of a target
 
 MAX_STRUCTURED = 2**17  # characters of a schema or grammar: compiles in seconds
 
@@ -277,7 +278,8 @@ class EngineConfig:
     """The folder in which measured times and acceptance are kept, so that a second start is fast from its first round;
     none: they are not kept; auto: $SAGUARO_LEARNT, or `learnt` beside downloaded models."""
     tensor_parallel_size: int = 1
-    """GPUs that share the target: 1. Tensor parallelism is not there yet."""
+    """Processes that share the target, each with a GPU of its own, or with its share of the CPU cores; 1: this process
+    alone."""
 
     def __post_init__(self) -> None:
         if _is_automatic(self.max_model_len):
@@ -389,13 +391,8 @@ class EngineConfig:
                 f"gpu_memory_utilization is {share} and kv_memory {self.kv_memory!r}; both say how much memory there "
                 "is for keys and values: give one of them"
             )
-        n_gpus = self.tensor_parallel_size
-        if n_gpus > 1:
-            raise ConfigError(
-                f"tensor_parallel_size is {n_gpus}; tensor parallelism is not there yet: the target must fit one GPU, "
-                "so leave it at 1"
-            )
-        _check("tensor_parallel_size", n_gpus, n_gpus == 1, "1")
+        n_ranks = self.tensor_parallel_size
+        _check("tensor_parallel_size", n_ranks, 1 <= n_ranks <= MAX_RANKS, _from_1_to(MAX_RANKS))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@
     │   └── DownloadError       a model that could not be downloaded
     ├── CapacityError       the KV memory is too small
     ├── DraftError          a draft that could not be started
+    ├── RankError           a process of a divided target could not be started, or ended
     ├── CorpusError         texts to distil from that cannot be read or written
     ├── PeerError           another server that cannot be reached, or refuses or breaks off a request
     ├── DatasetError        prompts of a public set that could not be fetched, or are not what they should be
@@ -82,6 +83,10 @@ class CapacityError(SaguaroError):
 
 class DraftError(SaguaroError):
     """A draft that could not be started."""
+
+
+class RankError(SaguaroError):
+    """A process of a divided target could not be started, or ended. The engine cannot continue."""
 
 
 class CorpusError(SaguaroError):

@@ -65,7 +65,7 @@ class LLM:
 
     def sibling(self, **settings: Any) -> "LLM":
         """Another LLM with the same weights and tokenizer, changed settings and its own KV memory."""
-        for fixed in ("device", "dtype", "threads"):
+        for fixed in ("device", "dtype", "threads", "tensor_parallel_size"):
             if settings.get(fixed, getattr(self.engine.config, fixed)) != getattr(self.engine.config, fixed):
                 raise ConfigError(f"{fixed} is {settings[fixed]!r}; a sibling shares its weights: make a new LLM")
         config = build(EngineConfig, **{**asdict(self.engine.config), **settings})
@@ -74,7 +74,7 @@ class LLM:
             config = replace(config, draft=default.draft_for(None if name == default.NAME else name, config.draft))
         twin = LLM.__new__(LLM)
         twin._defaults = self._defaults
-        twin._serve(Engine(self.engine.loaded, self.engine.tokenizer, config))
+        twin._serve(Engine(self.engine.loaded, self.engine.tokenizer, config, ranks=self.engine.ranks))
         return twin
 
     def _serve(self, engine: Engine) -> None:

@@ -19,9 +19,11 @@ from saguaro.model.default import fetch_default
 LONGEST = (
     "kernels/test_compiled.py",
     "round/test_conformance.py",
+    "parallel/test_ranks.py",
     "round/test_exact.py",
     "round/test_unprepared.py",
     "serve/http/test_command.py",
+    "serve/http/test_parallel.py",
     "cli/test_start.py",
     "kernels/test_instruction_sets.py",
     "cli/test_cli.py",

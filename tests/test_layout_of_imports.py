@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "saguaro"
 ORDER = [
     *("errors", "method", "config", "rng", "types", "algo", "model", "kernels"),
-    *("device", "kv", "attention", "runner", "target", "draft", "round", "methods", "link"),
+    *("device", "kv", "attention", "runner", "target", "draft", "round", "methods", "link", "parallel"),
     *("engine", "llm", "client", "measure", "distill", "serve", "cli"),
 ]
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.name not in ("__init__.py", "__main__.py"))

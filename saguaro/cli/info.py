@@ -31,6 +31,7 @@ def describe(llm: LLM) -> dict[str, Any]:
         "device": str(engine.loaded.model.device),
         "dtype": engine.loaded.model.format,
         "threads": torch.get_num_threads(),
+        "tensor_parallel_size": engine.config.tensor_parallel_size,
         "method": engine.method.name,
         "draft": engine.config.draft,
         "preparation": engine.preparation.why,

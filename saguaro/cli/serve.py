@@ -54,6 +54,8 @@ def serve(command: commands.Serve) -> int:
     server = Server(config, service, on_drain=lambda: faulthandler.dump_traceback_later(last, exit=True))
     server.run([place])
     faulthandler.cancel_dump_traceback_later()
+    if service.front.lost is not None:
+        raise service.front.lost
     return 0
 
 

@@ -5,6 +5,7 @@ Both are settings of the process, not of an engine, so they are set for the dura
 
 import os
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import TracebackType
 
 import torch
@@ -47,6 +48,21 @@ class Affinity:
     def _set_threads(self, n: int | None) -> None:
         if n is not None and n != torch.get_num_threads():
             torch.set_num_threads(n)
+
+
+def rank_affinities(cores: list[int], threads: int | None, size: int) -> list[Affinity]:
+    """Divide cores among ranks; with fewer cores than ranks, all ranks use all of them, with one thread each.
+
+    >>> [(sorted(each.cores), each.threads) for each in rank_affinities([0, 1, 2, 3, 4], None, 2)]
+    [([0, 1], 2), ([2, 3, 4], 3)]
+    >>> [(sorted(each.cores), each.threads) for each in rank_affinities([0, 1], None, 4)][:2]
+    [([0, 1], 1), ([0, 1], 1)]
+    """
+    if len(cores) < size:
+        return [Affinity(frozenset(cores), 1) for _ in range(size)]
+    bounds = [len(cores) * rank // size for rank in range(size + 1)]
+    each = [frozenset(cores[first:last]) for first, last in pairwise(bounds)]
+    return [Affinity(own, len(own) if threads is None else max(1, threads // size)) for own in each]
 
 
 def split_cores(cores: list[int], n_draft: int) -> tuple[frozenset[int], list[int]]:

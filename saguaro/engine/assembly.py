@@ -19,7 +19,7 @@ import torch
 from saguaro import __version__
 from saguaro.algo.tree import nodes_at
 from saguaro.config import DraftConfig, EngineConfig, format_bytes
-from saguaro.device.affinity import Affinity, split_cores, usable_cores
+from saguaro.device.affinity import Affinity, rank_affinities, split_cores, usable_cores
 from saguaro.device.graphs import bucket, captured_sizes, guard
 from saguaro.device.machine import device_model
 from saguaro.draft.load import load_draft
@@ -30,7 +30,7 @@ from saguaro.errors import CapacityError, ConfigError
 from saguaro.kernels.best import ranker_for
 from saguaro.kernels.bundle import kernels_for
 from saguaro.kernels.formats import fastest
-from saguaro.kv.memory import KVCache, KVPlan, plan_kv
+from saguaro.kv.memory import KVPlan, plan_kv
 from saguaro.kv.pages import PagePool
 from saguaro.link.inline import Inline
 from saguaro.link.null import NullLink
@@ -39,17 +39,19 @@ from saguaro.method import METHODS, MODEL_FALLBACKS, Method, find_method
 from saguaro.methods import draft_shape, draft_side
 from saguaro.model.grammar import Grammars
 from saguaro.model.load import Loaded, locate
+from saguaro.model.split import largest_share
 from saguaro.model.tokenizer import Tokenizer
 from saguaro.model.transformer import Transformer
+from saguaro.parallel.lead import LeadRunner
+from saguaro.parallel.ranks import Ranks
 from saguaro.round import Round, Verifies
-from saguaro.runner.runner import make_runner
-from saguaro.target.graphed import captured_steps
 from saguaro.target.pinned import Pins
 from saguaro.target.rules import Rejection, SharedNoise
 from saguaro.target.sampler import Sampler
 from saguaro.target.scheduler import Scheduler
+from saguaro.target.shape import RunnerShape, build_runner
 from saguaro.target.step_cost import LatencyBudget
-from saguaro.target.verifier import Verifier
+from saguaro.target.verifier import Runs, Verifier
 from saguaro.types import DraftLink, Progress
 
 log = logging.getLogger(__name__)
@@ -78,6 +80,7 @@ class Parts:
     round: Round
     preparation: Preparation
     placed: Placed
+    lead: LeadRunner | None
     learnt: KeptFile | None
     tuned: KeptFile | None
     memory: dict[str, int]  # bytes
@@ -93,6 +96,7 @@ class Assembly:
     config: EngineConfig
     given: Transformer | None = None  # a draft in this process, instead of the configured one
     verifier: Verifies | None = None  # instead of the target's own: its weights are not used, its KV not allocated
+    ranks: Ranks | None = None  # that hold the other parts of the target; None: it is whole
     method: Method = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,6 +107,7 @@ class Assembly:
         every = (*spec.eos_ids, *([eos] if eos is not None else []))
         self.eos_ids = frozenset(token for token in every if 0 <= token < spec.n_vocab)
         self.grammars = Grammars(lambda: self.tokenizer, self.n_known, self.eos_ids)
+        self.lead: LeadRunner | None = None
         self.memory: dict[str, int] = {"weights": self.target.weight_bytes}
         self.seconds: dict[str, float] = {}
 
@@ -146,6 +151,7 @@ class Assembly:
             round=round_,
             preparation=self._preparation(),
             placed=self.placed,
+            lead=self.lead,
             learnt=self._learnt_file(),
             tuned=self._tuned_file(),
             memory=self.memory,
@@ -160,7 +166,8 @@ class Assembly:
         if self.placed.placement.is_apart:
             return None
         progress("loading the draft", 0, 1)
-        draft = self.given if self.given is not None else load_draft(config, self.target.model)
+        whole = self.target.model if self.ranks is None else None  # that a draft can share weights with
+        draft = self.given if self.given is not None else load_draft(config, whole)
         progress("loading the draft", 1, 1)
         shared = {p.data_ptr() for p in self.target.model.parameters()}
         own = [p for p in draft.parameters() if p.data_ptr() not in shared]
@@ -176,7 +183,9 @@ class Assembly:
         if draft is not None and draft.device == model.device:
             beside = draft.spec.kv_bytes_per_token(draft.dtype)
         workspace = self._workspace(draft) if model.device.type == "cuda" else 0
-        kv = plan_kv(self.config, model.spec, model.device, model.dtype, beside, workspace)
+        n_ranks = model.split.size
+        share = largest_share(model.spec, n_ranks)
+        kv = plan_kv(self.config, share, model.device, model.dtype, beside, workspace, n_ranks)
         self.memory |= {"keys and values": kv.n_bytes, "draft keys and values": kv.n_tokens * beside}
         return kv
 
@@ -200,14 +209,32 @@ class Assembly:
     def _verifier(self, kv: KVPlan, scheduler: Scheduler) -> Verifier:
         model = self.target.model
         kernels = kernels_for(model.device)
-        cache = KVCache(kv, model.spec, model.device, model.dtype)
         sampler = Sampler(self.n_known, kernels.rank if kernels else ranker_for(model.device))
         rule = SharedNoise(sampler) if self.method.verification == "shared" else Rejection(sampler)
-        sizes = {"max_rows": scheduler.max_rows, "depth": scheduler.depth, "nodes": scheduler.lookahead}
-        sizes |= {"n_known": self.n_known, "longest": kv.longest}
-        captured = captured_steps(kernels, cache, **sizes) if kernels else None
-        runner = make_runner(model, cache, kernels, kv.longest, captured)
+        shape = RunnerShape(
+            n_pages=kv.n_pages,
+            page_size=kv.page_size,
+            max_length=kv.max_length,
+            max_rows=scheduler.max_rows,
+            depth=scheduler.depth,
+            nodes=scheduler.lookahead,
+            n_known=self.n_known,
+        )
+        own = build_runner(model, shape, kernels)
+        if self.ranks is not None:
+            self.lead = LeadRunner(own, self.ranks, self.ranks.open(shape, self._affinities()))
+        runner: Runs = own if self.lead is None else self.lead
         return Verifier(runner, rule, n_known=self.n_known, pins=self._pins())
+
+    def _affinities(self) -> list[Affinity]:
+        """The cores and threads of every rank of the target; on a GPU any cores."""
+        n_ranks, cores = self.target.model.split.size, usable_cores()
+        if self.target.model.device.type != "cpu":
+            return [Affinity(None, max(1, len(cores) // n_ranks))] * n_ranks
+        ours = cores
+        if self.placed.placement.is_apart and self.method.prepares:  # a draft that is idle while the target works
+            ours = sorted(split_cores(cores, self.placed.placement.threads)[0])
+        return rank_affinities(ours, self.config.threads, n_ranks)
 
     def _link(self, kv: KVPlan, draft: Transformer | None) -> DraftLink:
         if not self.method.drafts:
@@ -260,7 +287,10 @@ class Assembly:
             return {}
 
     def _pins(self) -> Pins | None:
-        """A CPU target's own cores, for a draft in another process."""
+        """A CPU target's own cores, for a draft or other ranks in other processes."""
+        if self.ranks is not None:
+            own = self._affinities()[0]
+            return Pins(beside=own, everywhere=own) if self.target.model.device.type == "cpu" else None
         is_alone = not self.method.drafts or self.target.model.device.type != "cpu"
         if is_alone or not self.placed.placement.is_apart:
             return None
@@ -346,6 +376,8 @@ class Assembly:
             "draft_on": device_model(torch.device(config.device)),
             **own,
         }
+        if self.ranks is not None:
+            facts["ranks"] = self.ranks.size
         facts = json.loads(json.dumps(facts))
         return KeptFile(Path(folder) / file_name(facts), facts)
 

@@ -23,6 +23,7 @@ from saguaro.model.chat_template import read_template
 from saguaro.model.load import Loaded, load
 from saguaro.model.tokenizer import TextStream, Tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
+from saguaro.parallel.ranks import Ranks
 from saguaro.round import Verifies
 from saguaro.target.request import Request
 from saguaro.target.scheduler import Commit
@@ -63,15 +64,17 @@ class Engine:
         *,
         draft: Transformer | None = None,  # a draft in this process, instead of the configured one
         verifier: Verifies | None = None,  # instead of the target's own, which then needs no weights
+        ranks: Ranks | None = None,  # that hold the other parts of the target; None: it is whole
         progress: Progress = lambda *_: None,
     ) -> None:
-        parts = Assembly(loaded, tokenizer, config, draft, verifier).build(progress)
+        parts = Assembly(loaded, tokenizer, config, draft, verifier, ranks).build(progress)
         self.loaded, self.tokenizer, self.config = loaded, tokenizer, config
         self.method, self.kv, self.n_known = parts.method, parts.kv, parts.n_known
         self.pool, self.scheduler, self.round = parts.pool, parts.scheduler, parts.round
         self.preparation = parts.preparation  # whether outcomes are prepared, and why
         self.placed = parts.placed  # where the draft runs, and why
         self.learnt, self.tuned = parts.learnt, parts.tuned  # files of what is learnt, and of what was tuned
+        self.ranks, self._lead = ranks, parts.lead
         self.memory = parts.memory  # bytes of each part
         self.startup = parts.seconds  # seconds to build each part
         self.eos_ids, self.grammars = parts.eos_ids, parts.grammars
@@ -211,9 +214,16 @@ class Engine:
         self.discard(request_id)
         return result
 
+    def check_ranks(self) -> None:
+        """Raise if a rank of the target has ended."""
+        if self.ranks is not None:
+            self.ranks.check()
+
     def close(self) -> None:
-        """Close the link to the draft."""
+        """Close the link to the draft. After the last engine on a divided target, its other ranks end."""
         self.round.draft.close()
+        if self._lead is not None:
+            self._lead.close()
 
     def _delta(self, commit: Commit) -> Delta:
         request = commit.request
@@ -328,11 +338,18 @@ def build_engine(
     began = time.perf_counter()
     check_machine(device, progress)
     dtype = find_format(config.dtype, device)
-    loaded = load(name, path, device, computed_in(dtype), packed_kind(dtype, device), progress)
-    ready(loaded.model, dtype, progress)
+    ranks = None
+    if config.tensor_parallel_size == 1:
+        loaded = load(name, path, device, computed_in(dtype), packed_kind(dtype, device), progress)
+        ready(loaded.model, dtype, progress)
+    else:
+        progress("starting ranks", 0, 1)
+        ranks = Ranks(config.tensor_parallel_size, device)
+        progress("starting ranks", 1, 1)
+        loaded = ranks.load(name, path, dtype, progress)
     filled = time.perf_counter()
     words = load_tokenizer(tokenizer or path, loaded.model.spec.n_vocab, template)
     read = time.perf_counter()
-    engine = Engine(loaded, words, config, progress=progress)
+    engine = Engine(loaded, words, config, ranks=ranks, progress=progress)
     engine.startup = {"weights": filled - began, "tokenizer": read - filled, **engine.startup}
     return engine

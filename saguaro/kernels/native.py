@@ -29,7 +29,7 @@ FLAGS = (
     "-shared", "-fPIC", "-pthread",
 )  # fmt: skip
 
-_P, _I, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+_P, _I, _F, _L = ctypes.c_void_p, ctypes.c_int, ctypes.c_float, ctypes.c_int64
 _ARGUMENTS: dict[str, list[Any]] = {
     "advance": [_P, _P, _P, _P, _P, _P, ctypes.c_int64, _I, _I, _I, _P],
     "land": [_P, _P, _P, _I, _I, _P, _P, _P, _P, _P],
@@ -37,6 +37,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "show": [_P, _P, _P, _I, _I, _I, _P, _I],
     "worth": [_P, _I, _F, _P],
     "int8_format": [_P, _P, _P],
+    "exchange": [_P, _I, _I, _L, _P, _L, _P, ctypes.c_double],
+    "shared_bytes": [_I, _L],
     # each: the number of threads, then
     "prepare_rows": [_I, _P, _I, _I, _I, _P, _F, _I, _P, _P],
     "read_rows": [_I, _P, _P, _P, _I, _P, _P, _P],
@@ -139,7 +141,8 @@ def _load(compiler: str, folder: Path) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     for function, arguments in _ARGUMENTS.items():
         getattr(found, function).argtypes, getattr(found, function).restype = arguments, None
-    found.advance.restype = found.settle.restype = found.unpack.restype = _I
+    found.advance.restype = found.settle.restype = found.unpack.restype = found.exchange.restype = _I
+    found.shared_bytes.restype = _L
     return found
 
 

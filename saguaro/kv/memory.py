@@ -47,13 +47,15 @@ def plan_kv(
     dtype: torch.dtype,
     beside: int = 0,  # KV bytes per token of a draft on the same device
     workspace: int = 0,  # bytes that steps need
+    n_ranks: int = 1,  # that share this machine's memory
 ) -> KVPlan:
     """Divide kv_memory (auto: the free memory) into pages; an error if one text of max_model_len does not fit.
 
-    A draft's share is taken out of an automatic budget. A stated budget is for the target alone.
+    A draft's share is taken out of an automatic budget. A stated budget is for the target alone, and is that of each
+    rank; spec: with a rank's heads.
     """
     per_token = spec.kv_bytes_per_token(dtype)
-    budget = _budget(config, spec, device, per_token, workspace)
+    budget = _budget(config, spec, device, per_token, workspace, n_ranks)
     if config.kv_memory == "auto":
         budget = budget * per_token // (per_token + beside)
     # All rows at full length need no more than this.
@@ -72,7 +74,9 @@ def plan_kv(
     return KVPlan(n_pages, config.page_size, per_token, config.max_model_len or spec.max_length)
 
 
-def _budget(config: EngineConfig, spec: ModelSpec, device: torch.device, per_token: int, workspace: int) -> int:
+def _budget(
+    config: EngineConfig, spec: ModelSpec, device: torch.device, per_token: int, workspace: int, n_ranks: int
+) -> int:
     if config.kv_memory != "auto":
         return parse_bytes(config.kv_memory, "kv_memory")
     if device.type == "cuda":
@@ -84,7 +88,7 @@ def _budget(config: EngineConfig, spec: ModelSpec, device: torch.device, per_tok
             "kv_memory, such as 2GiB"
         )
     contexts = DEFAULT_CPU_CONTEXTS * (config.max_model_len or spec.max_length) * per_token
-    return min(contexts, int(DEFAULT_CPU_SHARE * _memory()))
+    return min(contexts, int(DEFAULT_CPU_SHARE * _memory()) // n_ranks)
 
 
 def _gpu_budget(share: float | None, free: int, total: int, workspace: int) -> int:

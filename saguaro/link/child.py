@@ -37,12 +37,12 @@ class Child:
         try:
             self._popen = _spawn(command, link[1], life[1], output, threads, cores)
         except BaseException:
-            _close(link[0], life[0], output)
+            close_all(link[0], life[0], output)
             raise
         finally:
-            _close(link[1], life[1])
+            close_all(link[1], life[1])
         self._life, self._output = life[0], output
-        self._end = weakref.finalize(self, _end, self._popen, link[0], life[0], output)
+        self._end = weakref.finalize(self, end, self._popen, link[0], life[0], output)
         self._kill_at: float | None = None
         self._reason: str | None = None
         self.ready_at = self.answered_at = 0.0
@@ -77,9 +77,9 @@ class Child:
 
     def is_gone(self) -> bool:
         """Whether the process has ended. One that was given up is killed after its grace period."""
-        if not _reap(self._popen) and self._kill_at is not None and now() >= self._kill_at:
+        if not reap(self._popen) and self._kill_at is not None and now() >= self._kill_at:
             os.kill(self.pid, signal.SIGKILL)
-        return _reap(self._popen)
+        return reap(self._popen)
 
     def why_ended(self) -> str:
         """Why the process ended."""
@@ -94,7 +94,7 @@ class Child:
         """Ask the process to end, kill it if it does not, and reap it."""
         self.channel.close()
         if self.is_ready and not self.is_behind:  # otherwise it does not read the socket
-            _wait(self._popen, GRACE)
+            wait_for(self._popen, GRACE)
         self._end()
 
     def _last_words(self) -> str:
@@ -118,12 +118,12 @@ def _spawn(
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        env=_environment(threads),
+        env=environment(threads),
         process_group=0,  # keeps a terminal's Ctrl-C away from the child; a stopped child does not outlive its parent
     )
 
 
-def _environment(threads: int) -> dict[str, str]:
+def environment(threads: int) -> dict[str, str]:
     """Use this process's module path, and set the thread count before torch is loaded."""
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     env.setdefault("GOMP_SPINCOUNT", "10000")  # waiting threads must not occupy the cores
@@ -131,15 +131,15 @@ def _environment(threads: int) -> dict[str, str]:
     return env
 
 
-def _end(popen: "subprocess.Popen[bytes]", *held: socket.socket | IO[bytes]) -> None:
+def end(popen: "subprocess.Popen[bytes]", *held: socket.socket | IO[bytes]) -> None:
     """Kill, reap and close. A fork of this process cannot reap the child and only closes."""
-    if not _reap(popen):
+    if not reap(popen):
         os.kill(popen.pid, signal.SIGKILL)
-        _wait(popen, 10)  # a process stuck in a driver must not block this one
-    _close(*held)
+        wait_for(popen, 10)  # a process stuck in a driver must not block this one
+    close_all(*held)
 
 
-def _reap(popen: "subprocess.Popen[bytes]") -> bool:
+def reap(popen: "subprocess.Popen[bytes]") -> bool:
     """Whether the process has ended. Popen.poll can stay locked forever after a Ctrl-C."""
     if popen.returncode is None:
         try:
@@ -151,13 +151,13 @@ def _reap(popen: "subprocess.Popen[bytes]") -> bool:
     return popen.returncode is not None
 
 
-def _wait(popen: "subprocess.Popen[bytes]", seconds: float) -> None:
+def wait_for(popen: "subprocess.Popen[bytes]", seconds: float) -> None:
     """Wait for the process to end, at most this long."""
     deadline = now() + seconds
-    while not _reap(popen) and now() < deadline:
+    while not reap(popen) and now() < deadline:
         time.sleep(0.002)
 
 
-def _close(*held: socket.socket | IO[bytes]) -> None:
+def close_all(*held: socket.socket | IO[bytes]) -> None:
     for one in held:
         one.close()

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str], build_side: "Callable[[DraftConfig], Side]") 
         one.set_inheritable(False)  # child processes must not keep them open
     parent, threads, cores = int(arguments[2]), int(arguments[3]), arguments[4]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which ends this process
-    threading.Thread(target=_end_with, args=(life, parent), daemon=True).start()
+    threading.Thread(target=end_with, args=(life, parent), daemon=True).start()
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
     import torch
@@ -138,7 +138,7 @@ def _send(channel: "Channel", kind: "MessageKind", parts: Sequence[memoryview]) 
         channel.wait(None)
 
 
-def _end_with(life: socket.socket, parent: int) -> None:
+def end_with(life: socket.socket, parent: int) -> None:
     """Exit when the life line closes or the parent changes; a fork of the parent may keep the line open."""
     poll = select.poll()
     poll.register(life, select.POLLIN)

@@ -11,6 +11,7 @@ from saguaro.model.block import Block
 from saguaro.model.layout import Layout
 from saguaro.model.products import KVWrite, Products, QKNormRope, Residual
 from saguaro.model.spec import ModelSpec
+from saguaro.model.split import heads_of
 
 
 class Attends(Protocol):
@@ -28,11 +29,13 @@ class Attention(Block):
 
     def __init__(self, spec: ModelSpec, layout: Layout) -> None:
         super().__init__()
-        d, self.n_heads = spec.head_dim, spec.n_heads
-        n_q, n_kv = spec.n_heads * d, spec.n_kv_heads * d
-        parts = {"self_attn.q_proj": n_q, "self_attn.k_proj": n_kv, "self_attn.v_proj": n_kv}
+        d, heads = spec.head_dim, heads_of(spec, layout.split)
+        self.n_heads = heads.q.n
+        q, kv = heads.q.times(d), heads.kv.times(d)
+        parts = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
         self.qkv = layout.linear(spec.hidden, parts, spec.has_qkv_bias)
-        self.out = layout.linear(n_q, {"self_attn.o_proj": spec.hidden}, spec.has_output_bias)
+        inputs = [n * d for n in heads.every]
+        self.out = layout.writer(inputs, "self_attn.o_proj", spec.hidden, spec.has_output_bias)
         self.q_norm = self.k_norm = None
         if spec.has_qk_norm:
             self.q_norm = layout.norm(d, spec.norm_eps, "self_attn.q_norm")

@@ -5,7 +5,7 @@ decoding restores their order.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from saguaro.model.files import brief, is_there
 from saguaro.model.gguf_header import TensorInfo, read_header
 from saguaro.model.hf_config import parse_spec
 from saguaro.model.shapes import Shapes
+from saguaro.model.split import Cut
 from saguaro.model.stored import Stored, read_stored
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -146,6 +147,17 @@ class GGUFModel:
             if info.name != ROPE_FREQS:  # see rope_factors
                 name = self._rename(info.name)
                 yield name, read_stored(self.path, info, self._n_interleaved(name))
+
+    def parts(self, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Stored | Tensor]]:
+        """Every weight, of some only a part. Parts of rows are decoded: a block of weights may lie in two parts."""
+        for info in self.infos.values():
+            if info.name != ROPE_FREQS:
+                name = self._rename(info.name)
+                cut, n_heads = cuts.get(name), self._n_interleaved(name)
+                if cut is not None and cut.dim == 1:
+                    yield name, cut.of(read_stored(self.path, info, n_heads).decoded())
+                else:
+                    yield name, read_stored(self.path, info, n_heads, cut)
 
     def rope_factors(self) -> Tensor | None:
         """Per-frequency divisors of the rotary base: how a GGUF file stores llama3 rope scaling. [d / 2] float32"""

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from saguaro.model.split import Cut
 from saguaro.model.stored import Stored
 
 
@@ -55,11 +56,15 @@ class Linear(nn.Module):
     """x @ W + bias. Matrices of a checkpoint that read the same input lie beside one another in W."""
 
     def __init__(
-        self, weight: Tensor | Packed, bias: Tensor | None = None, parts: Mapping[str, int] | None = None
+        self, weight: Tensor | Packed, bias: Tensor | None = None, parts: Mapping[str, int | Cut] | None = None
     ) -> None:
-        """weight: [in, out]; parts: the outputs of each matrix of the checkpoint, by name, in order."""
+        """weight: [in, out]; parts: the outputs of each matrix of the checkpoint, by name, in order: how many, or which
+        of them."""
         super().__init__()
-        self.weight, self.bias, self._parts = weight, bias, parts or {}
+        self.weight, self.bias = weight, bias
+        parts = parts or {}
+        self._parts = {name: part.n if isinstance(part, Cut) else part for name, part in parts.items()}
+        self._cuts = {name: part for name, part in parts.items() if isinstance(part, Cut)}
 
     @property
     def matrix(self) -> Tensor:  # [in, out]
@@ -88,6 +93,11 @@ class Linear(nn.Module):
         if self.bias is not None:
             views |= {f"{name}.bias": one for name, one in zip(names, self.bias.data.split(widths), strict=True)}
         return views
+
+    def cuts(self) -> dict[str, Cut]:
+        """Checkpoint name -> the part of the tensor that is held here; of tensors that are divided among ranks."""
+        kinds = ("weight",) if self.bias is None else ("weight", "bias")
+        return {f"{name}.{kind}": cut for name, cut in self._cuts.items() for kind in kinds}
 
     def packed_parts(self) -> dict[str, PackedPart]:
         """Checkpoint name -> the part of a packed weight that the matrix fills."""

@@ -1,5 +1,6 @@
 """Find and load a model by name: a local folder, a .gguf file, or a Hub id."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,11 +17,12 @@ from saguaro.model.hf_config import read_spec
 from saguaro.model.linear import Packed
 from saguaro.model.shapes import EMBEDDING, Shapes
 from saguaro.model.spec import ModelSpec
+from saguaro.model.split import ALONE, Split, check_split
 from saguaro.model.stored import Stored
 from saguaro.model.token_map import FILE as TOKEN_MAP
 from saguaro.model.token_map import read_token_map
 from saguaro.model.transformer import Transformer
-from saguaro.model.weights import decode, fill, read_tensor, safetensors_in, shapes_in_folder
+from saguaro.model.weights import cuts, decode, fill, read_tensor, safetensors_in, shapes_in_folder
 from saguaro.types import Progress
 
 TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "config.json", "*.jinja"]
@@ -40,14 +42,18 @@ class Loaded:
 
     @property
     def n_params(self) -> int:
-        """Number of weights; a tied embedding counts once."""
+        """Number of weights, of all ranks; a tied embedding counts once."""
+        if self.model.split.size > 1:
+            token_map = self.model.token_map
+            every = Shapes(self.model.spec, None if token_map is None else len(token_map))
+            return sum(math.prod(every.get(name) or ()) for name in every)
         packed = self.model.packed
         twice = self.model.embedding.numel() if packed and self.model.is_tied else 0
         return sum(p.numel() for p in self.model.parameters()) + sum(weight.n_params for weight in packed) - twice
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
+        """Bytes of all weights that are held here."""
         plain = sum(p.numel() * p.element_size() for p in self.model.parameters())
         return plain + sum(weight.n_bytes for weight in self.model.packed)
 
@@ -83,14 +89,17 @@ def load(
     dtype: torch.dtype,
     kind: type[Packed] | None = None,
     progress: Progress = lambda *_: None,
+    split: Split = ALONE,
 ) -> Loaded:
-    """Build the transformer and fill it from the folder or .gguf file at path; kind: see Layout."""
+    """Build the transformer, or one rank's part of it, and fill it from the folder or .gguf file at path; kind: see
+    Layout."""
     if path.suffix == ".gguf":
         source = GGUFModel(path)
         source.check_shapes()
         factors = source.rope_factors()
-        model = _allocate(source.spec, device, dtype, kind=kind)
-        fill(model, source.tensors(), progress, _decode_of(kind))
+        check_split(source.spec, split.size)
+        model = _allocate(source.spec, device, dtype, kind=kind, split=split)
+        fill(model, source.parts(cuts(model)), progress, _decode_of(kind))
         if factors is not None:
             model.frequencies = model.frequencies / factors.to(device)
     else:
@@ -102,8 +111,9 @@ def load(
         spec = read_spec(path)
         token_map = read_token_map(path, spec.n_vocab)
         Shapes(spec, None if token_map is None else len(token_map)).check(shapes_in_folder(path), path)
-        model = _allocate(spec, device, dtype, token_map, kind)
-        fill(model, safetensors_in(path), progress, _decode_of(kind))
+        check_split(spec, split.size)
+        model = _allocate(spec, device, dtype, token_map, kind, split)
+        fill(model, safetensors_in(path, cuts(model)), progress, _decode_of(kind))
     _check_frequencies(model.frequencies, path)
     return Loaded(name, path, model)
 
@@ -216,9 +226,10 @@ def _allocate(
     dtype: torch.dtype,
     token_map: Tensor | None = None,
     kind: type[Packed] | None = None,
+    split: Split = ALONE,
 ) -> Transformer:
     try:
-        return Transformer(spec, device, dtype, token_map, kind)
+        return Transformer(spec, device, dtype, token_map, kind, split)
     except RuntimeError as e:  # torch's out-of-memory errors, on any device
         reason = str(e).splitlines()[0]
         raise CapacityError(

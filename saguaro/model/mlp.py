@@ -6,6 +6,7 @@ from saguaro.model.block import Block
 from saguaro.model.layout import Layout
 from saguaro.model.products import Products, Residual
 from saguaro.model.spec import ModelSpec
+from saguaro.model.split import shares
 
 
 class MLP(Block):
@@ -13,9 +14,10 @@ class MLP(Block):
 
     def __init__(self, spec: ModelSpec, layout: Layout) -> None:
         super().__init__()
-        wide, has_bias = spec.intermediate, spec.has_mlp_bias
-        self.gate_up = layout.linear(spec.hidden, {"mlp.gate_proj": wide, "mlp.up_proj": wide}, has_bias)
-        self.down = layout.linear(wide, {"mlp.down_proj": spec.hidden}, has_bias)
+        every, has_bias = shares(spec.intermediate, layout.split.size), spec.has_mlp_bias
+        own = every[layout.split.rank]
+        self.gate_up = layout.linear(spec.hidden, {"mlp.gate_proj": own, "mlp.up_proj": own}, has_bias)
+        self.down = layout.writer([cut.n for cut in every], "mlp.down_proj", spec.hidden, has_bias)
 
     def forward(self, stream: Residual, by: Products, norm: nn.Module) -> Residual:
         """The residual stream after this block; norm: the next one."""

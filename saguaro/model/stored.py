@@ -1,6 +1,7 @@
 """A tensor in the bytes of its GGUF file: read, and decoded where it goes, so that packing needs no copy in float32."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from saguaro.errors import CorruptModel, UnsupportedModel
 from saguaro.model.gguf_header import TensorInfo
+from saguaro.model.split import Cut
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,13 @@ class Stored:
         return pairs.transpose(1, 2).reshape(weight.shape)
 
 
-def read_stored(path: Path, info: TensorInfo, n_heads: int = 0) -> Stored:
-    """Read a tensor of a GGUF file."""
+def read_stored(path: Path, info: TensorInfo, n_heads: int = 0, cut: Cut | None = None) -> Stored:
+    """Read a tensor of a GGUF file, or some of its rows: whole heads, if it has heads."""
+    if cut is not None:
+        n_heads = n_heads * cut.n // info.shape[0]
+        row = math.prod(info.byte_shape) // info.shape[0]
+        shape, byte_shape = (cut.n, *info.shape[1:]), (cut.n * row,) if len(info.shape) == 1 else (cut.n, row)
+        info = replace(info, shape=shape, byte_shape=byte_shape, offset=info.offset + cut.first * row)
     # Read, not mapped: pages of a mapped file would stay in memory, and a file that shrinks would end the process.
     raw = np.fromfile(path, np.uint8, info.n_bytes, offset=info.offset)
     if len(raw) < info.n_bytes:

@@ -18,6 +18,7 @@ from saguaro.model.layout import Layout
 from saguaro.model.linear import Linear, Packed
 from saguaro.model.products import COMPOSED, Products, Residual
 from saguaro.model.spec import ModelSpec
+from saguaro.model.split import ALONE, Cut, Split, own_spec, shares
 from saguaro.types import Progress
 
 
@@ -57,7 +58,8 @@ class Layer(Block):
 
 
 class Transformer(nn.Module):
-    """A decoder-only language model. Its weights are empty until saguaro.model.weights fills them."""
+    """A decoder-only language model, or one rank's part of it. Its weights are empty until saguaro.model.weights fills
+    them."""
 
     def __init__(
         self,
@@ -66,22 +68,25 @@ class Transformer(nn.Module):
         dtype: torch.dtype,
         token_map: Tensor | None = None,  # [head rows] int64: the token of each row of a reduced head
         kind: type[Packed] | None = None,  # see Layout
+        split: Split = ALONE,
     ) -> None:
         super().__init__()
-        self.spec, self.device, self.dtype = spec, device, dtype
+        self.spec, self.device, self.dtype, self.split = spec, device, dtype, split
+        self.own_spec = own_spec(spec, split)  # with this rank's heads
         self.products: Products = COMPOSED  # that read these weights
         self.format = str(dtype).removeprefix("torch.")  # of the weights; see saguaro.kernels.formats
         self.token_map = None if token_map is None else token_map.to(device)
         n_head = spec.n_vocab if token_map is None else len(token_map)
-        layout = Layout(device, dtype, kind)
-        self.head = layout.linear(spec.hidden, {"lm_head": n_head})
+        layout = Layout(device, dtype, kind, split)
+        self._head_shares, self._words = shares(n_head, split.size), split.share(spec.n_vocab)
+        self.head = layout.linear(spec.hidden, {"lm_head": self._head_shares[split.rank]})
         self.is_tied = spec.is_tied and token_map is None
         self.embedding: Tensor  # [V, D]: a view of a plain head when tied
         if self.is_tied and kind is None:
             self.embedding = self.head.matrix.t()
         else:
             self.embedding = nn.Parameter(
-                torch.empty(spec.n_vocab, spec.hidden, device=device, dtype=dtype), requires_grad=False
+                torch.empty(self._words.n, spec.hidden, device=device, dtype=dtype), requires_grad=False
             )
         self.layers = nn.ModuleList(Layer(spec, layout) for _ in range(spec.n_layers))
         self.norm = layout.norm(spec.hidden, spec.norm_eps, "model.norm")
@@ -92,7 +97,7 @@ class Transformer(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor, attends: Attends, by: Products | None = None) -> Tensor:
         """tokens [T] int64, positions [T] int64 -> hidden states [T, D], before the last norm."""
         by, rope = by or self.products, self._angles(positions)
-        stream = by.begin(self.embedding.index_select(0, tokens), self._norms[0])
+        stream = by.begin(self._embed(tokens), self._norms[0])
         for index, layer in enumerate(self.layers):
             stream = layer(index, stream, rope, attends, by, self._norms[index + 1])
         return stream.x
@@ -108,7 +113,22 @@ class Transformer(nn.Module):
     def head_logits(self, hidden: Tensor, by: Products | None = None) -> Tensor:  # [L, D] -> [L, head rows] float32
         """Logits of the tokens that the head has, in the head's order."""
         by = by or self.products
-        return by.read(by.begin(hidden, self.norm), self.head, torch.float32)
+        said = by.read(by.begin(hidden, self.norm), self.head, torch.float32)
+        return said if self.split.size == 1 else self.split.join(said, [cut.n for cut in self._head_shares])
+
+    def _embed(self, tokens: Tensor) -> Tensor:  # [T] -> [T, D]
+        """The embedding of tokens. A rank knows some of them; the others contribute zeros."""
+        if self.split.size == 1:
+            return self.embedding.index_select(0, tokens)
+        own = tokens - self._words.first
+        is_own = (own >= 0) & (own < self._words.n)
+        found = self.embedding.index_select(0, own.clamp(0, self._words.n - 1))
+        return self.split.sum(found.masked_fill_(~is_own[:, None], 0))
+
+    @property
+    def embedding_cut(self) -> Cut:
+        """The rows of the embedding that are held here."""
+        return self._words
 
     @property
     def packed(self) -> list[Packed]:
@@ -137,6 +157,8 @@ class Transformer(nn.Module):
         twin.spec, twin.device, twin.dtype = replace(self.spec, n_layers=len(kept)), self.device, self.dtype
         twin.token_map, twin.head, twin.embedding = self.token_map, self.head, self.embedding
         twin.is_tied, twin.format, twin.products = self.is_tied, self.format, self.products
+        twin.split, twin.own_spec = self.split, replace(self.own_spec, n_layers=len(kept))
+        twin._head_shares, twin._words = self._head_shares, self._words
         twin.layers, twin.norm, twin.frequencies = nn.ModuleList(kept), self.norm, self.frequencies
         twin._norms, twin._table = twin._read_through(), None
         return twin

@@ -7,6 +7,7 @@ plain copy: they are packed from the bytes of the file.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,8 +17,9 @@ from torch import Tensor
 from saguaro.errors import CorruptModel, ModelError, ModelNotFound
 from saguaro.model.files import AGAIN, is_there, neighbour, read_json, shortened
 from saguaro.model.linear import Linear, PackedPart
-from saguaro.model.rounded import Shape, restored, shapes_in
+from saguaro.model.rounded import SCALE, Shape, restored, shapes_in
 from saguaro.model.shapes import EMBEDDING, HEAD, is_ignored
+from saguaro.model.split import Cut
 from saguaro.model.stored import Stored
 from saguaro.model.transformer import Layer, Transformer
 from saguaro.types import Progress
@@ -74,10 +76,24 @@ def destinations(model: Transformer) -> dict[str, Tensor]:
     return places
 
 
-def safetensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a model folder, single file or sharded."""
+def cuts(model: Transformer) -> dict[str, Cut]:
+    """Hugging Face tensor name -> the part of the tensor that this rank holds; empty for a model that is whole."""
+    if model.split.size == 1:
+        return {}
+    found = {EMBEDDING: model.embedding_cut}
+    if not model.is_tied:
+        found |= model.head.cuts()
+    for index, layer in enumerate(model.layers):
+        for part in layer.modules():
+            if isinstance(part, Linear):
+                found |= {f"model.layers.{index}.{name}": cut for name, cut in part.cuts().items()}
+    return found
+
+
+def safetensors_in(folder: Path, cuts: Mapping[str, Cut] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a model folder, single file or sharded; of some tensors a part, and no more of it is read."""
     for path in safetensors_files(folder):
-        yield from restored(_header(path), partial(_read, path))
+        yield from restored(_header(path), partial(_read, path, cuts=cuts or {}))
 
 
 def shapes_in_folder(folder: Path) -> Iterator[tuple[str, Shape]]:
@@ -104,11 +120,18 @@ def _header(path: Path) -> dict[str, tuple[str, Shape]]:
         raise CorruptModel(f"{path} is damaged or truncated ({shortened(str(e))}); download it again") from e
 
 
-def _read(path: Path, name: str) -> Tensor:
+def _read(path: Path, name: str, cuts: Mapping[str, Cut] = MappingProxyType({})) -> Tensor:
+    cut = cuts.get(name)
+    if name.endswith(SCALE) and (of := cuts.get(name.removesuffix(SCALE))) is not None and of.dim == 0:
+        cut = of  # a scale belongs to a row
     # The file is reopened for every tensor, so that mapped pages read so far do not stay in memory.
     try:
         with safe_open(path, framework="pt") as file:
-            found: Tensor = file.get_tensor(name)
+            if cut is None:
+                found: Tensor = file.get_tensor(name)
+            else:
+                rows, columns = file.get_slice(name), slice(cut.first, cut.last)
+                found = rows[columns] if cut.dim == 0 else rows[:, columns]
             return found
     except (SafetensorError, OSError) as e:
         raise CorruptModel(f"{path} is damaged or truncated ({shortened(str(e))}); download it again") from e

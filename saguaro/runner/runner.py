@@ -42,6 +42,11 @@ class Runner:
         return self.model.device
 
     @property
+    def page_size(self) -> int:
+        """Tokens per page of the KV memory."""
+        return self.cache.page_size
+
+    @property
     def captures(self) -> bool:
         """Whether steps are captured, so that the host continues while they run."""
         return self._captured is not None
@@ -52,8 +57,9 @@ class Runner:
         return self._native is not None
 
     def threads(self) -> AbstractContextManager[None]:
-        """Context for steps and what follows them: torch's operations leave the cores to the native call."""
-        return own_threads() if self.is_native else nullcontext()
+        """Context for steps and what follows them: torch's operations leave the cores to the native calls."""
+        is_small = self.is_native or (self.model.split.size > 1 and self.device.type == "cpu")
+        return own_threads() if is_small else nullcontext()
 
     def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | tuple[Tensor, Tensor | None]:
         """Run a step of these rows: a captured one with what follows it, if there is one and `is_followed`.
@@ -66,6 +72,10 @@ class Runner:
         step = make_step(rows, self.cache.page_size, self.device)
         hidden = self.hidden(step)
         return self.logits(hidden.index_select(0, step.logits_at)), hidden
+
+    def move(self, sources: Tensor, kv_index: Tensor) -> None:  # [T], [T]
+        """Copy keys and values of all layers from some places to others."""
+        self.cache.move(sources.to(self.device), kv_index.to(self.device))
 
     def warm(self, size: int) -> None:
         """Capture the step for this batch size, with padding rows."""
@@ -99,6 +109,6 @@ def make_runner(
 ) -> Runner:
     """A runner with these kernels, for texts up to `longest`; None: torch or cpu.c."""
     if kernels is None:
-        return Runner(model, cache, cpu_attention(cache, model.spec), native=native_forward(model, cache))
+        return Runner(model, cache, cpu_attention(cache, model.own_spec), native=native_forward(model, cache))
     attention = PagedAttention(cache, kernels, longest, model.spec.softmax_scale)
     return Runner(model, cache, attention, kernels.products, captured)

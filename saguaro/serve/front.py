@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 from saguaro.config import SamplingParams
 from saguaro.engine.engine import Engine
 from saguaro.engine.results import Completion, Delta, Result
-from saguaro.errors import ConfigError, Overloaded, ReaderTooSlow, SaguaroError, TimedOut, Unavailable
+from saguaro.errors import ConfigError, Overloaded, RankError, ReaderTooSlow, SaguaroError, TimedOut, Unavailable
 from saguaro.types import RoundEvent, RowEvent
 
 log = logging.getLogger(__name__)
@@ -157,6 +157,8 @@ class Front:
         self.engine, self._watcher = engine, watcher
         self.n_rows, self.max_rows = 0, engine.config.max_batch_rows + max_waiting  # of all tickets
         self.failure: str | None = None  # why the thread ended
+        self.lost: RankError | None = None  # a rank ended: the engine must be started again
+        self.on_lost: Callable[[], None] = lambda: None  # called in the event loop, after its tickets have ended
         self._draining = asyncio.Event()
         self._idle = asyncio.Event()  # set if there are no tickets
         self._idle.set()
@@ -175,6 +177,8 @@ class Front:
         """Start the thread. Events go to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self.engine.round.observers.append(self._observe)
+        if self.engine.ranks is not None:  # a rank may end while no step runs
+            self.engine.ranks.watch(lambda: self._commands.put(self.engine.check_ranks))
         self._thread.start()
 
     async def close(self) -> None:
@@ -263,6 +267,12 @@ class Front:
                 self._obey()
                 if self.engine.has_work and not self._is_closed:
                     self._step()
+        except RankError as e:
+            log.error("%s", e)
+            self.failure, self.lost = str(e), e
+            error = Unavailable(f"the engine has broken down: {e}")
+            self._call(lambda: self.end(error))
+            self._call(self.on_lost)
         except BaseException as e:
             log.exception("the engine has broken down")
             self.failure = f"{type(e).__name__}: {e}"
@@ -316,6 +326,8 @@ class Front:
         try:
             deltas = self.engine.step()
             self._n_broken = 0
+        except RankError:
+            raise
         except Exception:
             log.exception("a step has broken; the requests that were running end")
             deltas = self.engine.take()

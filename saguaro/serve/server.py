@@ -38,6 +38,7 @@ class Server(uvicorn.Server):
         self._service, self._on_drain = service, on_drain
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_told = False
+        service.front.on_lost = self._end_at_once
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and print the address."""
@@ -75,6 +76,10 @@ class Server(uvicorn.Server):
             asyncio.run_coroutine_threadsafe(self._drain(), self._loop)
         elif sig == signal.SIGINT:
             self.should_exit = self.force_exit = True
+
+    def _end_at_once(self) -> None:
+        """The engine cannot continue: requests have ended; send what is left and end."""
+        self.should_exit = True
 
     async def _drain(self) -> None:
         """Finish open requests while the listeners still answer; then let uvicorn close everything."""

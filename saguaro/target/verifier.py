@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from saguaro.attention.sdpa import kv_indices
 from saguaro.attention.step import Segment
 from saguaro.device.graphs import guard
 from saguaro.runner.captured import Followed
-from saguaro.runner.runner import Runner
 from saguaro.target.graphed import decision_of, facts_of
 from saguaro.target.pinned import Pins
 from saguaro.target.request import Request
@@ -78,10 +78,41 @@ class Pending:
         return tuple(found)
 
 
+class Runs(Protocol):
+    """Runs steps of the target: a Runner, or what leads the runners of several ranks."""
+
+    @property
+    def device(self) -> torch.device:
+        """See Runner."""
+
+    @property
+    def page_size(self) -> int:
+        """See Runner."""
+
+    @property
+    def captures(self) -> bool:
+        """See Runner."""
+
+    def threads(self) -> AbstractContextManager[None]:
+        """See Runner."""
+
+    def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | tuple[Tensor, Tensor | None]:
+        """See Runner."""
+
+    def warm(self, size: int) -> None:
+        """See Runner."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See Runner."""
+
+    def move(self, sources: Tensor, kv_index: Tensor) -> None:
+        """See Runner."""
+
+
 class Verifier:
     """Launches verifications on the target. Handles every batch and request."""
 
-    def __init__(self, runner: Runner, rule: Rule, *, n_known: int, pins: Pins | None = None) -> None:
+    def __init__(self, runner: Runs, rule: Rule, *, n_known: int, pins: Pins | None = None) -> None:
         self._runner, self._rule, self._n_known, self._pins = runner, rule, n_known, pins
 
     @property
@@ -130,7 +161,7 @@ class Verifier:
         n_accepted, _, paths = decision
         if paths is None:
             return
-        page_size, device = self._runner.cache.page_size, self._runner.device
+        page_size = self._runner.page_size
         sources: list[Tensor] = []
         places: list[Tensor] = []
         for row, path, n in zip(batch.sampling, paths.tolist(), n_accepted.tolist(), strict=True):
@@ -140,7 +171,7 @@ class Verifier:
                 sources.append(own[path[:n]])
                 places.append(own[:n])
         if sources:
-            self._runner.cache.move(torch.cat(sources).to(device), torch.cat(places).to(device))
+            self._runner.move(torch.cat(sources), torch.cat(places))
 
     def _score(
         self, batch: Batch, segments: list[Segment], hidden: Tensor | None

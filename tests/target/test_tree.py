@@ -10,6 +10,7 @@ from saguaro.algo.tree import nodes_at
 from saguaro.draft.rows import DraftRow, Proposal
 from saguaro.model.transformer import Transformer
 from saguaro.runner.captured import Followed
+from saguaro.runner.runner import Runner
 from saguaro.target.request import Request
 from saguaro.target.scheduler import Batch
 from saguaro.target.verifier import Pending, Verifier
@@ -249,6 +250,7 @@ def test_padding_rows_move_nothing(model: Transformer) -> None:
     rig = new_rig(model, captured=(3, 5))
     verifier = rig.round.verifier
     assert isinstance(verifier, Verifier)
+    assert isinstance(verifier._runner, Runner)
     memory = verifier._runner.cache.memory
     memory.normal_()
     before = memory.clone()

@@ -24,3 +24,4 @@
 #include "forward.h"
 #include "ranking.h"
 #include "growth.h"
+#include "ranks.h"

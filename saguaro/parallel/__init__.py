@@ -1,0 +1,1 @@
+"""Tensor parallelism: a target whose layers are divided among processes."""

@@ -1,0 +1,54 @@
+"""Rank 0's runner: every step runs on all ranks."""
+
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from saguaro.attention.step import Segment
+from saguaro.parallel.orders import Order, encode_rows
+from saguaro.parallel.ranks import Ranks
+from saguaro.runner.captured import Followed
+from saguaro.runner.runner import Runner
+
+
+class LeadRunner:
+    """A runner with the same methods as its own part of it: the same logits, whole."""
+
+    def __init__(self, own: Runner, ranks: Ranks, number: int) -> None:
+        """number: of the runners that the other ranks have opened for this one."""
+        self._own, self.ranks, self._number = own, ranks, number
+        self.page_size, self.captures, self.device = own.page_size, own.captures, own.device
+        self._dropped = weakref.finalize(self, ranks.drop, number)
+
+    def threads(self) -> AbstractContextManager[None]:
+        """See Runner."""
+        return self._own.threads()
+
+    def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | tuple[Tensor, Tensor | None]:
+        """See Runner."""
+        with self.ranks.together(Order.STEP, self._number, encode_rows(rows, is_followed)):
+            return self._own.run(rows, is_followed)
+
+    def warm(self, size: int) -> None:
+        """See Runner."""
+        with self.ranks.together(Order.WARM, self._number, [size]):
+            self._own.warm(size)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:  # [L, D] -> [L, V]
+        """See Runner."""
+        with self.ranks.together(Order.SCORE, self._number, [len(hidden)]):
+            return self._own.logits(self.ranks.split.exchange(hidden)[0])
+
+    def move(self, sources: Tensor, kv_index: Tensor) -> None:  # [T], [T]
+        """See Runner."""
+        with self.ranks.together(Order.MOVE, self._number, [*sources.tolist(), *kv_index.tolist()]):
+            self._own.move(sources, kv_index)
+
+    def close(self) -> None:
+        """Close the runners of all ranks."""
+        if self._dropped.detach() is not None:
+            self.ranks.leave(self._number)
