@@ -207,9 +207,10 @@ class EngineConfig:
     """How an engine is built."""
 
     draft: str | None = None
-    """The draft: a folder or .gguf file with the target's vocabulary, a Hub id, or drop:I,J,... for the target without
-    those layers; the default model has one of its own. suffix: what followed earlier in the text, without a model;
-    suffix+DRAFT: the likelier of both, where suffix+default takes the default model's own."""
+    """The draft: a folder or .gguf file with the target's vocabulary, an EAGLE-3 draft of the target, a Hub id, or
+    drop:I,J,... for the target without those layers; the default model has one of its own. suffix: what followed
+    earlier in the text, without a model; suffix+DRAFT: the likelier of both, where suffix+default takes the default
+    model's own."""
     suffix_store: int = 0
     """With a suffix draft: most tokens of earlier outputs that are kept for all requests to repeat; 0: a request
     repeats only its own text. The speed of a request then tells of the outputs of others."""
@@ -445,6 +446,10 @@ class DraftConfig:
     """Seconds per round for reading texts while rows decode."""
     n_tokens: int
     """Capacity of the draft's KV memory, in tokens."""
+    n_features: int = 0
+    """Numbers per token that the target's features have; 0: the draft reads none."""
+    n_step: int = 0
+    """Most tokens of a step of the target, whose features come together."""
     page_size: int
     """Tokens per page."""
     device: str = "cpu"

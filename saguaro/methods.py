@@ -26,10 +26,12 @@ from saguaro.draft.random import RandomTokens
 from saguaro.draft.ranking import Draws
 from saguaro.draft.rows import Proposer
 from saguaro.draft.suffix import Suffix
+from saguaro.errors import ConfigError
 from saguaro.kernels.best import ranker_for
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVPlan
 from saguaro.method import METHODS, MODEL_FALLBACKS, Method, find_method
+from saguaro.model.eagle import Eagle
 from saguaro.model.grammar import Grammars
 from saguaro.model.tokenizer import load_tokenizer
 from saguaro.model.transformer import Transformer
@@ -57,6 +59,11 @@ def draft_side(
     suffix = None
     if config.suffix or config.fallback == "suffix":
         drafter = suffix = Suffix(draft_shape(config), config.n_vocab, config.suffix_store)
+    if isinstance(model, Eagle) and kernels is not None:
+        raise ConfigError(
+            f"the draft {config.draft} reads features of its target, and this device ({model.device}) runs captured "
+            "steps, which have none; set device and draft_device to cpu, or use another draft"
+        )
     if model is not None:
         drafter = primary = _tree_drafter(config, model, kernels)
         if suffix is not None:

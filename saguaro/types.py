@@ -4,7 +4,7 @@ B rows (sequences) in a batch, K lookahead, N tokens per row of a speculation (a
 A row is identified by its slot: a small number that a request keeps from admission until it leaves.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -101,6 +101,35 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True)
+class Features:
+    """Hidden states of the target, for a draft that reads them: of consecutive tokens of some rows' texts, row by row.
+
+    A token's feature is the residual stream that enters some of the target's layers, one after the other.
+    """
+
+    slots: Tensor  # [R] int64
+    start: Tensor  # [R] int64: position in the text of the first token
+    length: Tensor  # [R] int64: number of tokens
+    values: Tensor  # [T, F] float32 or bfloat16, T the sum of the lengths
+
+    def without(self, slots: Sequence[int]) -> "Features":
+        """Drop these rows.
+
+        >>> two = Features(torch.tensor([3, 5]), torch.tensor([0, 9]), torch.tensor([2, 1]), torch.ones(3, 4))
+        >>> [(slot, start, tuple(values.shape)) for slot, start, values in two.without([3]).rows()]
+        [(5, 9, (1, 4))]
+        """
+        keep = ~torch.isin(self.slots, torch.tensor(slots, dtype=torch.int64))
+        values = self.values[keep.repeat_interleave(self.length)]
+        return Features(self.slots[keep], self.start[keep], self.length[keep], values)
+
+    def rows(self) -> Iterator[tuple[int, int, Tensor]]:
+        """Slot, position of the first token, and values [n, F] of each row."""
+        each = self.values.split(self.length.tolist())
+        return zip(self.slots.tolist(), self.start.tolist(), each, strict=True)
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The result of verification: row b accepted n_accepted[b] tokens; bonus[b] is the target's next token."""
 
@@ -111,6 +140,7 @@ class Outcome:
     path: Tensor | None = None  # [B, N] int64: the accepted nodes from the root down; None: of chains, the first nodes
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # per row, for the accepted tokens and the bonus; or empty
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # per row of the batch, those wanted; or empty
+    features: Features | None = None  # of what the round computed of texts; None: no draft reads them
 
     def without(self, slots: Sequence[int]) -> "Outcome":
         """Drop rows that left: they need no speculation, and their slots may be reused.
@@ -123,7 +153,9 @@ class Outcome:
             return self
         keep = ~torch.isin(self.slots, torch.tensor(slots, dtype=torch.int64))
         path = None if self.path is None else self.path[keep]
-        return Outcome(self.slots[keep], self.length[keep], self.n_accepted[keep], self.bonus[keep], path)
+        features = None if self.features is None else self.features.without(slots)
+        kept = (self.slots[keep], self.length[keep], self.n_accepted[keep], self.bonus[keep])
+        return Outcome(*kept, path, features=features)
 
     def accepted(self) -> list[list[int]]:  # [B][n_accepted]
         """The accepted nodes of each row, from the root down."""

@@ -20,11 +20,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from saguaro.attention.step import Segment
 from saguaro.device.graphs import Graphs, Moment, SideStream, as_float, bucket
 from saguaro.draft.chance import LEAST
 from saguaro.draft.drafter import Prepared
 from saguaro.draft.growth import Growth, Shape
+from saguaro.draft.inputs import inputs_of
 from saguaro.draft.planner import Planner
 from saguaro.draft.policy.kept import State
 from saguaro.draft.ranking import Draws
@@ -59,7 +59,8 @@ class TreeDrafter(DraftTexts):
         kernels: Kernels | None = None,
     ) -> None:
         n_scratch = (max_rows + 1) * (shape.places + 1)  # the last row is for padding
-        super().__init__(model, kv, n_after=shape.most_text, kernels=kernels, n_scratch=n_scratch)
+        inputs = inputs_of(model, max_rows + 1, shape.places + 1)
+        super().__init__(model, kv, inputs=inputs, n_after=shape.most_text, kernels=kernels, n_scratch=n_scratch)
         sizes = {"max_rows": max_rows, "n_known": n_known}
         self._growth = Growth(self, sampler, shape, planner=planner, draws=draws, kernels=kernels, **sizes)
         self._shape, self._planner, self.prepares = shape, planner, shape.budget > 0
@@ -120,6 +121,7 @@ class TreeDrafter(DraftTexts):
     @torch.inference_mode()
     def serve(self, outcome: Outcome, wanted: Sequence[Wanted]) -> list[Wanted]:
         """See Drafter."""
+        self.receive(outcome.features)
         self._landing = {}
         facts = zip(outcome.slots.tolist(), outcome.accepted(), outcome.bonus.tolist(), strict=True)
         for slot, nodes, bonus in facts:
@@ -142,7 +144,8 @@ class TreeDrafter(DraftTexts):
             self._graphs.run(("settle", size), partial(self._growth.settle, size))
         missed = {row.slot for row, _ in wanted}
         for (row, n), (is_hit, *nodes) in zip(ready, found, strict=True):
-            self.trunks[row.slot].n_computed = len(row.text) - (0 if is_hit else 2)
+            if self.inputs.nodes_are_text:
+                self.trunks[row.slot].n_computed = self.length(row) - (0 if is_hit else 2)
             if is_hit and nodes:
                 self._serve(row, nodes[: 3 * n], shape)
                 missed.discard(row.slot)
@@ -181,7 +184,7 @@ class TreeDrafter(DraftTexts):
         if ready:
             drafted = self._run("draft", ready, self._growth.draft, shape, budget)
             for row, (_, *found) in zip(ready, drafted, strict=True):
-                self.trunks[row.slot].n_computed = len(row.text)
+                self.trunks[row.slot].n_computed = self.length(row)
                 self._landing.pop(row.slot, None)
                 tokens[row.slot], parents[row.slot] = self._launch(row, found[: 3 * lookahead])
                 q[row.slot] = self._growth.laws(row.slot, found[: 3 * lookahead : 3])
@@ -201,6 +204,7 @@ class TreeDrafter(DraftTexts):
         rows = [row for row in rows if row.slot in self._in_flight]
         if not rows or is_late():
             return None
+        self._correct(rows)
         with self._working():
             self._began.mark()
             size = self._write(rows)
@@ -219,10 +223,19 @@ class TreeDrafter(DraftTexts):
             return
         self._run("graft", ready, self._growth.graft, self._shape)
         for row in ready:
-            self.trunks[row.slot].n_computed = len(row.text)
+            self.trunks[row.slot].n_computed = self.length(row)
             self._landing.pop(row.slot, None)
             n = min(len(row.speculation), self._shape.lookahead)  # as many as were put into the tree
             self._in_flight[row.slot] = [AT_PLACE - 1 - k for k in range(n)]
+
+    def _correct(self, rows: Sequence[DraftRow]) -> None:
+        """After a hit, compute accepted tokens with the target's features in place of the draft's own states."""
+        if self.inputs.nodes_are_text:
+            return
+        behind = [(row, n) for row in rows if (n := self.n_behind(row)) > 0]
+        if behind:
+            with self._working():
+                self.compute(behind)
 
     def _working(self) -> AbstractContextManager[object]:
         """Where the draft computes: on its stream of a GPU, or on the library's threads."""
@@ -300,22 +313,29 @@ class TreeDrafter(DraftTexts):
         return nodes[1::3], nodes[2::3]
 
     def _catch_up(self, rows: Sequence[DraftRow]) -> int:
-        """Compute each text up to its last two tokens. Returns how many are left; if steps are captured, it may be more
-        and nothing is computed here."""
-        segments, n_left = [], 2
+        """Compute each text up to its last tokens. Returns how many are left: those that a draft computes itself."""
+        n_left = 2
+        if not self.inputs.nodes_are_text:
+            n_new = max(self.length(row) - self._first_new(row) for row in rows)
+            n_left = min(n_new, *(self.length(row) for row in rows))
+        behind: list[tuple[DraftRow, int]] = []
         for row in rows:
-            trunk, end = self.trunks[row.slot], len(row.text) - 2
-            if row.slot in self._landing:  # the tree has what is missing
+            trunk, end = self.trunks[row.slot], self.length(row) - n_left
+            if row.slot in self._landing and self.inputs.nodes_are_text:  # the tree has what is missing
                 trunk.n_computed = max(trunk.n_computed, end)
-            elif trunk.n_computed < end and self._is_captured:
-                n_left = self._shape.most_text
+            elif trunk.n_computed < end and self._is_captured:  # nothing is computed here
+                return self._shape.most_text
             elif trunk.n_computed < end:
-                tokens = row.text[trunk.n_computed : end]
-                segments.append(Segment(tokens, trunk.n_computed, trunk.table.pages, 0))
-                trunk.n_computed = end
-        if segments:
-            self.forward(segments)
+                behind.append((row, end - trunk.n_computed))
+        if behind:
+            self.compute(behind)
         return n_left
+
+    def _first_new(self, row: DraftRow) -> int:
+        """The first place of a text that a draft may write; earlier features are not held."""
+        if self.inputs.nodes_are_text:
+            return 0
+        return min(self.trunks[row.slot].n_computed, self.length(row) - 1)
 
     def _write(self, rows: Sequence[DraftRow]) -> int:
         """Send the lines of these rows. Returns the number of lines, padding included."""
@@ -332,14 +352,16 @@ class TreeDrafter(DraftTexts):
     def _line(self, row: DraftRow) -> list[int]:
         request = row.request
         node, bonus = self._landing.get(row.slot, (NO_TREE, 0))
-        facts = [row.slot, len(row.text), request.seed, float_bits(request.params.temperature), node, bonus, row.is_hit]
+        places = [self.length(row), self.trunks[row.slot].shift, self._first_new(row)]
+        noise = [request.seed, float_bits(request.params.temperature)]
         n = min(len(row.speculation), self._shape.lookahead)
         flight = [*row.speculation[:n], *[0] * (self._shape.lookahead - n)]
         text = row.text[-self._shape.most_text :]
-        return [*facts, n, *flight, *[0] * (self._shape.most_text - len(text)), *text]
+        facts = [row.slot, *places, *noise, node, bonus, row.is_hit, n]
+        return [*facts, *flight, *[0] * (self._shape.most_text - len(text)), *text]
 
     def _padding_line(self) -> list[int]:
-        return [self._padding, 0, 0, 0, NO_TREE, 0, 0, 0, *[0] * (self._shape.lookahead + self._shape.most_text)]
+        return [self._padding, 0, 0, 0, 0, 0, NO_TREE, 0, 0, 0, *[0] * (self._shape.lookahead + self._shape.most_text)]
 
 
 @dataclass(frozen=True)

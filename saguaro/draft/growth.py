@@ -50,8 +50,9 @@ from saguaro.kv.tables import PageTables
 from saguaro.target.graphed import noise_of
 from saguaro.target.sampler import Context, Sampler, is_plain, rules
 
-# Columns of a row's line. From FLIGHT on: K tokens in flight that no tree proposed, then the last tokens of the text.
-SLOT, TEXT, SEED, TEMPERATURE, NODE, BONUS, IS_PRIMARY, LENGTH, FLIGHT = range(9)
+# Columns of a row's line. TEXT: places of the text; SHIFT: its tokens without a place; NEW: the first place that is
+# written. From FLIGHT on: K tokens in flight that no tree proposed, then the last tokens of the text.
+SLOT, TEXT, SHIFT, NEW, SEED, TEMPERATURE, NODE, BONUS, IS_PRIMARY, LENGTH, FLIGHT = range(11)
 MOST_EXPANDED = 64  # nodes that a step expands in all rows: with more, products are not bound by reading weights
 
 Befores = list[list[list[int]]]  # [B][R]: the tokens below the root before each of R nodes of each row
@@ -152,6 +153,7 @@ class Growth:
         None: the likeliest nodes. draws: children are drawn (see draft/tree.py for what that asks for); None: they are
         the best."""
         self._runner, self._cache, self._longest = texts.runner, texts.cache, texts.longest
+        self._inputs = texts.inputs
         self._scratch, self._kernels, self._sampler, self._n_known = texts.scratch, kernels, sampler, n_known
         device, size = self._cache.device, bucket(max_rows)
         self._by = tree_kernels_for(device, kernels)
@@ -170,7 +172,7 @@ class Growth:
     def draft(self, size: int, shape: Shape, budget: GrowthBudget | None) -> None:
         """Apply the outcome, start a tree after each text, grow it, and return its best nodes."""
         rows = self._rows(size, is_copied=self._by is None)
-        self._land(rows)
+        self._land(rows, is_moved=self._inputs.nodes_are_text)
         picked, fan_out = start(rows.trees, rows.which, rows.lines[:, TEXT]), self._fan_out(shape)[0]
         ranked = self._compute_text(rows, shape.n_text, picked, fan_out[:1])
         self.n_steps = 1
@@ -214,7 +216,7 @@ class Growth:
         """Start a tree after each text that holds the tokens in flight, which another proposer drafted: at the places
         1, 2, 3 ..."""
         rows = self._rows(size)
-        self._land(rows)
+        self._land(rows, is_moved=self._inputs.nodes_are_text)
         picked = start(rows.trees, rows.which, rows.lines[:, TEXT])
         self._put(rows, picked, self._compute_text(rows, shape.n_text, picked, None))
         above = rows.trees.root
@@ -334,8 +336,9 @@ class Growth:
             return land(trees, node, bonus)
         return Landing(*self._by.land(trees.without_root, trees.root, rows.which, node, bonus, (NO_TREE, AT_PLACE)))
 
-    def _land(self, rows: _Rows) -> Landing:
-        """Learn from the outcome, and copy the keys and values that are text now behind the text."""
+    def _land(self, rows: _Rows, is_moved: bool = True) -> Landing:
+        """Learn from the outcome, and copy the keys and values that are text now behind the text if is_moved; else the
+        text is computed anew."""
         trees, row, landing = rows.trees, rows.which, self._find(rows)
         if self._kernels is None and self._by is not None:
             landed = (landing.is_tree, landing.is_hit, landing.root, landing.last, landing.chosen)
@@ -343,7 +346,7 @@ class Growth:
                 trees.without_root, trees.root, row, landed, self.chances.counts, self.chances.rates,
                 (KEPT, STRENGTH), rows.scratch, rows.pages, self._cache.page_size,
             )  # fmt: skip
-            if len(sources):
+            if is_moved and len(sources):
                 self._cache.move(sources, goes_to)
             return landing
         last = torch.where(landing.is_hit, landing.root, landing.last)
@@ -353,12 +356,14 @@ class Growth:
         known = row[:, None], above.clamp(min=0)
         is_trial = (landing.is_tree[:, None] & (above >= 0))[..., None] & (trees.score[known] > NEVER)
         self.chances.learn(trees.bin[known], landing.chosen, is_trial)
-        is_moved = landing.is_tree[:, None] & (path >= 0)
+        if not is_moved:
+            return landing
+        is_text = landing.is_tree[:, None] & (path >= 0)
         sources = rows.scratch[:, None] + path.clamp(min=0)
         old_text = trees.position[row, root] + 1
         places = old_text[:, None] + torch.arange(path.shape[1], device=path.device)
-        goes_to = kv_indices_at(rows.pages, places, is_moved, self._cache.page_size)
-        self._cache.move(sources.flatten(), torch.where(is_moved, goes_to, sources).flatten())
+        goes_to = kv_indices_at(rows.pages, places, is_text, self._cache.page_size)
+        self._cache.move(sources.flatten(), torch.where(is_text, goes_to, sources).flatten())
         return landing
 
     def _next(
@@ -428,15 +433,20 @@ class Growth:
         text = rows.lines[:, TEXT]
         device = text.device
         positions = text[:, None] - n + torch.arange(n, device=device)
-        is_real = (positions >= 0) & (text > 0)[:, None]
+        is_real = (positions >= rows.lines[:, NEW, None]) & (text > 0)[:, None]
         kv_index = kv_indices_at(rows.pages, positions, is_real, self._cache.page_size)
         kv_index = torch.where(is_real, kv_index, rows.scratch[:, None] + self.trees.unused)
         starts = torch.arange(len(text) + 1, dtype=torch.int32, device=device) * n
+        rotary = self._inputs.rotary(positions.clamp(min=0), rows.lines[:, SHIFT])
+        each = (self._inputs.of_text(row.slot, len(row.text) - n, n) for row in self.requests)
+        features = [own for own in each if own is not None]
         step = Step(
-            rows.lines[:, -n:].flatten(), positions.clamp(min=0).flatten(), kv_index.flatten(),
+            rows.lines[:, -n:].flatten(), rotary.flatten(), kv_index.flatten(),
             starts[:0].long(), rows.pages, starts, text.int(), n, self._longest,
+            features=torch.cat(features) if features else None,
         )  # fmt: skip
         hidden = self._runner.hidden(step)[n - 1 :: n]
+        self._inputs.keep(rows.lines[:, SLOT], picked.place, hidden)
         return self._rank(rows, hidden, picked, fan_out, lambda: [[[]] for _ in self.requests])
 
     def _compute(self, rows: _Rows, nodes: _Computed, fan_out: Tensor | None) -> Ranked:
@@ -445,21 +455,24 @@ class Growth:
         n, width = picked.place.shape
         text = trees.position[rows.which, trees.root[rows.which]] + 1
         starts = torch.arange(n + 1, dtype=torch.int32, device=text.device) * width
+        slots, rotary = rows.lines[:, SLOT], self._inputs.rotary(picked.position, rows.lines[:, SHIFT])
         step = Step(
-            picked.token.flatten(), picked.position.flatten(), nodes.kv_index.flatten(), starts[:0].long(), rows.pages,
+            picked.token.flatten(), rotary.flatten(), nodes.kv_index.flatten(), starts[:0].long(), rows.pages,
             starts, (text + width).int(), width, self._longest,
             Nodes(text.int(), nodes.seen.flatten(), nodes.paths.flatten(0, 1)),
+            features=self._inputs.of_nodes(slots, picked.index // self._width),
         )  # fmt: skip
-        return self._rank(
-            rows, self._runner.hidden(step), picked, fan_out, lambda: _texts_of(trees, rows.which, picked)
-        )
+        hidden = self._runner.hidden(step)
+        self._inputs.keep(slots, picked.place, hidden)
+        return self._rank(rows, hidden, picked, fan_out, lambda: _texts_of(trees, rows.which, picked))
 
     def _rank(
         self, rows: _Rows, hidden: Tensor, picked: Picked, fan_out: Tensor | None, befores: Callable[[], Befores]
     ) -> Ranked:
         """The children of the picked nodes, which have these hidden states [B * R, D]. fan_out [1]: how many tokens of
         their position are prepared as a bonus; None: their children are bonus tokens, and no sample is needed."""
-        logits, positions = self._runner.logits(hidden), picked.position + 1
+        logits = self._runner.logits(hidden)
+        positions = self._inputs.positions(picked.position + 1, rows.lines[:, SHIFT])
         if self._kernels is None:
             contexts = self._contexts(positions, befores)
             if self._draws is None:

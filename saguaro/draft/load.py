@@ -1,4 +1,4 @@
-"""Loads a draft model and checks that it has the target's vocabulary."""
+"""Loads a draft model and checks that it has the target's vocabulary, and of one that reads features that it fits."""
 
 import re
 from pathlib import Path
@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 
 from saguaro.config import DraftConfig
-from saguaro.errors import ConfigError, TokenizerMismatch
+from saguaro.errors import ConfigError, TokenizerMismatch, UnsupportedModel
 from saguaro.kernels.formats import computed_in, packed_kind, ready
-from saguaro.model.linear import Packed
-from saguaro.model.load import borrows, load, load_borrower, read_embedding
+from saguaro.model.eagle_config import EagleSpec, is_eagle, read_eagle_spec
+from saguaro.model.eagle_files import EagleFiles, load_eagle
+from saguaro.model.linear import Linear, Packed
+from saguaro.model.load import borrows, load, load_borrower, read_embedding, read_head, spec_of
+from saguaro.model.spec import ModelSpec
 from saguaro.model.tokenizer import has_tokenizer, load_tokenizer
 from saguaro.model.transformer import Transformer
 
@@ -20,7 +23,8 @@ MOST_ODD = 0.005  # share of tokens that may differ: models of one family have d
 def load_draft(config: DraftConfig, target: Transformer | None) -> Transformer:
     """Load the draft model, ready to run. A part of the target is already prepared with the target."""
     model = read_draft(config, target, packed_kind(config.dtype, torch.device(config.device)))
-    return model if target is not None and model.head is target.head else ready(model, config.dtype)
+    is_part = str(config.draft).startswith("drop:") and target is not None and model.head is target.head
+    return model if is_part else ready(model, config.dtype)
 
 
 def read_draft(config: DraftConfig, target: Transformer | None, kind: type[Packed] | None = None) -> Transformer:
@@ -33,6 +37,8 @@ def read_draft(config: DraftConfig, target: Transformer | None, kind: type[Packe
             target = load(config.target, Path(config.target), device, dtype, kind).model
         return target.without(dropped_layers(config.draft, target.spec.n_layers))
     path = Path(config.draft)
+    if is_eagle(path):
+        return _read_eagle(config, target, device, dtype, kind)
     if borrows(path):
         embedding = _embedding(config, target, device, dtype, kind)
         model = load_borrower(path, Path(config.target), embedding, device, dtype, kind)
@@ -40,6 +46,14 @@ def read_draft(config: DraftConfig, target: Transformer | None, kind: type[Packe
         model = load(config.draft, path, device, dtype, kind).model
     check_vocabulary(config, model)
     return model
+
+
+def eagle_spec(draft: str | None, target: ModelSpec) -> EagleSpec | None:
+    """The spec of a draft that reads features of this target; None if the draft reads tokens only. Its files are
+    checked, and its weights are not read."""
+    if draft is None or draft.startswith("drop:") or not is_eagle(Path(draft)):
+        return None
+    return EagleFiles(Path(draft), read_eagle_spec(Path(draft), target)).eagle
 
 
 def dropped_layers(name: str, n_layers: int) -> list[int]:
@@ -77,6 +91,49 @@ def check_vocabulary(config: DraftConfig, model: Transformer) -> None:
             f"{len(odd)} of {len(ours)} tokens mean something else to the draft {draft} than to the target {target} "
             f"({first}); {remedy}"
         )
+
+
+def _read_eagle(
+    config: DraftConfig,
+    target: Transformer | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    kind: type[Packed] | None,
+) -> Transformer:
+    """An EAGLE-3 draft. What its files lack is shared with the target, or read from the target's files."""
+    path, target_path = Path(str(config.draft)), Path(config.target)
+    spec = spec_of(target_path) if target is None else target.spec
+    files = EagleFiles(path, read_eagle_spec(path, spec))
+    if files.eagle.layers.hidden != spec.hidden and not (files.has_embedding and files.has_head):
+        raise UnsupportedModel(
+            f"the draft {path} has hidden size {files.eagle.layers.hidden} and uses its target's embedding or head; "
+            f"{target_path} has hidden size {spec.hidden}: it was made for another target"
+        )
+    embedding = None if files.has_embedding else _embedding(config, target, device, dtype, kind)
+    model = load_eagle(
+        files,
+        device,
+        dtype,
+        kind,
+        embedding=embedding,
+        head=None if files.has_head else _head(target, target_path, spec, device, dtype, kind),
+    )
+    check_vocabulary(config, model)
+    return model
+
+
+def _head(
+    target: Transformer | None,
+    path: Path,
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    kind: type[Packed] | None,
+) -> Linear:
+    """The target's head: shared if device and dtype agree, else read from the file."""
+    if target is not None and (target.device, target.dtype) == (device, dtype) and target.token_map is None:
+        return target.head
+    return read_head(path, spec, device, dtype, kind)
 
 
 def _embedding(

@@ -3,11 +3,13 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from saguaro.attention.step import Segment, make_step
+from saguaro.draft.inputs import Inputs
 from saguaro.draft.rows import DraftRow
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVCache, KVPlan
@@ -15,6 +17,7 @@ from saguaro.kv.pages import PagePool, PageTable
 from saguaro.model.transformer import Transformer
 from saguaro.runner.runner import make_runner
 from saguaro.target.step_cost import StepCost, Work
+from saguaro.types import Features
 
 MAX_READ = 512  # tokens of text read per round: as many as the target computes
 CHUNK = 64  # tokens of text read between two checks for the outcome
@@ -27,17 +30,26 @@ class Trunk:
     """A row's text in the draft."""
 
     table: PageTable
-    n_computed: int  # tokens whose keys and values are on the pages
+    n_computed: int  # tokens whose keys and values are on the pages: the first places
+    shift: int  # tokens of the text before the last place that have none (inputs.py)
+    text: list[int]  # the row's
 
 
 class DraftTexts:
     """A draft model and the texts that it has read."""
 
     def __init__(
-        self, model: Transformer, kv: KVPlan, *, n_after: int, kernels: Kernels | None = None, n_scratch: int = 0
+        self,
+        model: Transformer,
+        kv: KVPlan,
+        *,
+        inputs: Inputs,
+        n_after: int,
+        kernels: Kernels | None = None,
+        n_scratch: int = 0,
     ) -> None:
         """n_after: tokens that may follow a text on its pages; n_scratch: further KV places, behind all pages."""
-        self._model, self._n_after = model, n_after
+        self._model, self.inputs, self._n_after = model, inputs, n_after
         self.longest = min(kv.longest, model.spec.max_length)
         self.pool = PagePool(kv.n_pages, kv.page_size)
         self.scratch = kv.n_pages * kv.page_size  # KV index of the first place that is on no page
@@ -54,11 +66,12 @@ class DraftTexts:
             params = row.request.params
             named = (*params.logit_bias, *params.allowed_token_ids, *row.request.stop_ids)
             if max(*row.text, *named, 0) < self._model.spec.n_vocab:
-                table, n_cached = self.pool.match(row.text)
-                self.trunks[row.slot] = Trunk(table, n_cached)
+                table, n_cached = self.pool.match(self.inputs.keys(row.text))
+                self.trunks[row.slot] = Trunk(table, n_cached, self.inputs.first, row.text)
 
     def retire(self, slots: Sequence[int]) -> None:
         """Drop these rows. Unknown slots are ignored."""
+        self.inputs.retire(slots)
         for slot in slots:
             trunk = self.trunks.pop(slot, None)
             if trunk is not None:
@@ -69,8 +82,21 @@ class DraftTexts:
         for row in rows:
             trunk = self.trunks.get(row.slot)
             if trunk is not None:
-                trunk.n_computed = min(trunk.n_computed, len(row.text) - 1)
-                self.pool.publish(trunk.table, row.text, trunk.n_computed)
+                trunk.n_computed = min(trunk.n_computed, max(0, self.length(row) - 1))
+                self._publish(row, trunk)
+
+    def receive(self, features: Features | None) -> None:
+        """Keep what the target computed of texts, if the model reads it."""
+        for slot, start, values in () if features is None else features.rows():
+            trunk = self.trunks.get(slot)
+            if trunk is not None:
+                if trunk.shift == self.inputs.first and start > self._needed(trunk):
+                    self._match_again(trunk)
+                trunk.shift += self.inputs.put(slot, start, values, self._needed(trunk))
+
+    def length(self, row: DraftRow) -> int:
+        """Places of a row's text. The last token has the last one."""
+        return len(row.text) - self.trunks[row.slot].shift
 
     def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> bool:
         """Compute up to MAX_READ tokens of texts that are far behind, in chunks; at least a page of the first. Returns
@@ -84,23 +110,38 @@ class DraftTexts:
         left, began = MAX_READ, now()
         least = self.cache.page_size
         for row in rows:
-            while left > 0 and row.slot in self.trunks and not self.is_near(row) and self.reserve(row):
+            while left > 0 and not self.is_near(row) and self.n_behind(row) > 0 and self.reserve(row):
                 trunk, starts = self.trunks[row.slot], now()
                 fitting = CHUNK
                 if seconds < math.inf:
                     fitting = max(least, self._pace.room(seconds - (starts - began), trunk.n_computed))
-                n = min(CHUNK, left, fitting)
-                tokens = row.text[trunk.n_computed : -1][:n]  # the last token is left out: it gives the candidates
-                self.forward([Segment(tokens, trunk.n_computed, trunk.table.pages, 0)])
-                self._pace.learn(Work.of(trunk.n_computed, len(tokens)), now() - starts)
-                trunk.n_computed += len(tokens)
-                left -= len(tokens)
+                n = min(CHUNK, left, fitting, self.n_behind(row))
+                self.compute([(row, n)])
+                self._pace.learn(Work.of(trunk.n_computed - n, n), now() - starts)
+                left -= n
                 if is_late() or now() - began >= seconds:
                     return True
         return left < MAX_READ
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
-        return self.runner.forward(make_step(segments, self.cache.page_size, self._model.device))
+    def compute(self, rows: Sequence[tuple[DraftRow, int]]) -> None:
+        """Compute the next n places of each of these rows' texts."""
+        segments: list[Segment] = []
+        shifts: list[int] = []
+        features: list[Tensor] = []
+        for row, n in rows:
+            trunk = self.trunks[row.slot]
+            first = trunk.n_computed + trunk.shift
+            segments.append(Segment(row.text[first : first + n], trunk.n_computed, trunk.table.pages, 0))
+            shifts += [trunk.shift] * n
+            own = self.inputs.of_text(row.slot, first, n)
+            features += [] if own is None else [own]
+            trunk.n_computed += n
+        step = make_step(segments, self.cache.page_size, self._model.device)
+        if features:
+            shift = torch.tensor(shifts, device=self._model.device)
+            rotary = self.inputs.rotary(step.positions[:, None], shift)[:, 0]
+            step = replace(step, positions=rotary, features=torch.cat(features))
+        self.runner.hidden(step)
 
     def ready(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
         """The rows that are nearly computed and have room."""
@@ -109,9 +150,38 @@ class DraftTexts:
     def is_near(self, row: DraftRow) -> bool:
         """Whether few enough tokens are left to compute them within a draft step."""
         trunk = self.trunks.get(row.slot)
-        return trunk is not None and len(row.text) - trunk.n_computed <= self._n_after
+        if trunk is None or not 0 < self.length(row) <= trunk.n_computed + self._n_after:
+            return False
+        return self._n_ready(row) == self.length(row)
+
+    def n_behind(self, row: DraftRow) -> int:
+        """Places of a text that can be computed now and are not. The last is left out: it gives the candidates."""
+        trunk = self.trunks.get(row.slot)
+        return 0 if trunk is None else min(self._n_ready(row), self.length(row) - 1) - trunk.n_computed
 
     def reserve(self, row: DraftRow) -> bool:
         """Reserve pages for the text and the speculation after it. False if there are none."""
         n_tokens = len(row.text) + self._n_after
         return n_tokens <= self.longest and self.pool.reserve(self.trunks[row.slot].table, n_tokens)
+
+    def _n_ready(self, row: DraftRow) -> int:
+        """Places of a row's text that can be computed, or are."""
+        trunk = self.trunks[row.slot]
+        return self.inputs.n_ready(row.slot, self.length(row), trunk.shift, trunk.n_computed)
+
+    def _needed(self, trunk: Trunk) -> int:
+        """Position of the feature that the next place is read with."""
+        return trunk.n_computed + trunk.shift - self.inputs.first
+
+    def _match_again(self, trunk: Trunk) -> None:
+        """The target has found more of this text in its prefix cache: this cache may have it too by now."""
+        table, n_cached = self.pool.match(self.inputs.keys(trunk.text))
+        if n_cached > trunk.n_computed:
+            trunk.table, trunk.n_computed, table = table, n_cached, trunk.table
+        self.pool.release(table)
+
+    def _publish(self, row: DraftRow, trunk: Trunk) -> None:
+        """Put full pages into the prefix cache, unless the text has gaps."""
+        is_whole = trunk.shift == self.inputs.first
+        if is_whole and trunk.n_computed // self.cache.page_size > len(trunk.table.digests):
+            self.pool.publish(trunk.table, self.inputs.keys(row.text), trunk.n_computed)

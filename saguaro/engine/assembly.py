@@ -22,7 +22,7 @@ from saguaro.config import DraftConfig, EngineConfig, format_bytes
 from saguaro.device.affinity import Affinity, rank_affinities, split_cores, usable_cores
 from saguaro.device.graphs import bucket, captured_sizes, guard
 from saguaro.device.machine import device_model
-from saguaro.draft.load import load_draft
+from saguaro.draft.load import eagle_spec, load_draft
 from saguaro.draft.policy.kept import KeptFile, file_name
 from saguaro.engine.placement import Placed, Placement, Rates, choose_placement, rates_of
 from saguaro.engine.preparation import Preparation, choose_preparation
@@ -37,6 +37,8 @@ from saguaro.link.null import NullLink
 from saguaro.link.process import Process
 from saguaro.method import METHODS, MODEL_FALLBACKS, Method, find_method
 from saguaro.methods import draft_shape, draft_side
+from saguaro.model.eagle import Eagle
+from saguaro.model.eagle_config import EagleSpec
 from saguaro.model.grammar import Grammars
 from saguaro.model.load import Loaded, locate
 from saguaro.model.split import largest_share
@@ -62,7 +64,8 @@ START_SECONDS = 600.0  # time limit for loading a draft
 INTER_TOKEN_S = {"cpu": 0.2, "cuda": 0.05}  # default of max_inter_token_ms, in seconds
 INTER_TOKEN_ROUNDS = 2.0  # or this many plain rounds, if they are longer: prompts must make progress
 INTER_TOKEN_MOST_S = {"cpu": 0.25, "cuda": 0.1}  # but never longer than this, in seconds
-FREE = ("n_tokens", "read_s", "generation", "tokenizer", "learnt", "learnt_facts")  # what was learnt holds for any
+# Settings of the draft side for any of which what was learnt holds.
+FREE = ("n_tokens", "n_features", "n_step", "read_s", "generation", "tokenizer", "learnt", "learnt_facts")
 READ_SHARE = 0.25  # the draft's share of that time, for reading texts
 
 
@@ -171,7 +174,8 @@ class Assembly:
         progress("loading the draft", 1, 1)
         shared = {p.data_ptr() for p in self.target.model.parameters()}
         own = [p for p in draft.parameters() if p.data_ptr() not in shared]
-        packed = [] if draft.head is self.target.model.head else draft.packed
+        theirs = {id(weight) for weight in self.target.model.packed}
+        packed = [weight for weight in draft.packed if id(weight) not in theirs]
         plain_bytes = sum(p.numel() * p.element_size() for p in own)
         self.memory["draft weights"] = plain_bytes + sum(weight.n_bytes for weight in packed)
         return draft
@@ -220,7 +224,7 @@ class Assembly:
             nodes=scheduler.lookahead,
             n_known=self.n_known,
         )
-        own = build_runner(model, shape, kernels)
+        own = build_runner(model, shape, kernels, self.eagle.taps if self.eagle else ())
         if self.ranks is not None:
             self.lead = LeadRunner(own, self.ranks, self.ranks.open(shape, self._affinities()))
         runner: Runs = own if self.lead is None else self.lead
@@ -275,6 +279,26 @@ class Assembly:
             target_on=self.target.model.device.type,
             n_cores=len(usable_cores()),
         )
+
+    @cached_property
+    def eagle(self) -> EagleSpec | None:
+        """What the draft reads of the target; None: tokens only."""
+        if not self.method.needs_model:
+            return None
+        config, model = self.config, self.target.model
+        eagle = self.given.eagle if isinstance(self.given, Eagle) else eagle_spec(self._draft_name(), model.spec)
+        if eagle is None:
+            return None
+        on = model.device if config.draft_device == "auto" else find_device("draft_device", config.draft_device)
+        for name, device in (("device", model.device), ("draft_device", on)):
+            if device.type != "cpu":
+                raise ConfigError(
+                    f"{name} is {device}, and the draft {config.draft} reads features of its target, which captured "
+                    "steps on a GPU do not return; set device and draft_device to cpu, or use another draft"
+                )
+        if self.verifier is not None:
+            raise ConfigError(f"the draft {config.draft} reads features of its target; a replayed target has none")
+        return eagle
 
     def _tuned(self) -> Rates:
         """What `saguaro tune` has measured here; empty if nothing."""
@@ -343,6 +367,8 @@ class Assembly:
             max_rows=config.max_batch_rows,
             read_s=READ_SHARE * self._patience().limit,
             n_tokens=n_tokens,
+            n_features=self.eagle.n_features if self.eagle else 0,
+            n_step=config.max_batch_tokens,
             page_size=config.page_size,
             device=str(device),
             dtype=dtype,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-MAGIC, VERSION = b"SAGU", 5
+MAGIC, VERSION = b"SAGU", 6
 HEADER_SIZE = 32
 CHECKED = 2**20  # bytes of a body covered by its checksum; checking all of a large q would take too long
 

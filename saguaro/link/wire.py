@@ -3,7 +3,7 @@
 Invariant: for any bytes, decoding returns values within the limits or raises WireError.
 
 A body consists of 8-byte integers and floats, so that every array is aligned and used without a copy. q, or the JSON
-of grammars, comes last.
+of grammars, comes last. Features are bfloat16, padded to 8 bytes: half the bytes of float32, and its range.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from torch import Tensor
 from saguaro.config import DraftConfig, SamplingParams, Structured, build
 from saguaro.errors import ConfigError
 from saguaro.link.frame import Array, WireError
-from saguaro.types import SOURCES, DraftTimes, Joined, Outcome, Speculation
+from saguaro.types import SOURCES, DraftTimes, Features, Joined, Outcome, Speculation
 
 MAX_TEXT = 2**24  # tokens of a row, and biases: more than any context
 MAX_WORDS = 2**20  # bytes of settings, of a failure's message, or of a row's grammar
@@ -39,16 +39,20 @@ class WireLimits:
     n_text: int
     lookahead: int
     max_rows: int
+    n_features: int = 0
+    n_step: int = 0
 
     @staticmethod
     def of(config: DraftConfig) -> "WireLimits":
         """The limits for a draft's settings."""
-        return WireLimits(config.n_vocab, config.n_text, config.most_nodes, config.max_rows)
+        sizes = (config.n_vocab, config.n_text, config.most_nodes, config.max_rows)
+        return WireLimits(*sizes, config.n_features, config.n_step)
 
     @property
     def n_turn(self) -> int:
         """Maximum size of a request, in bytes."""
-        return 8 * (8 + self.max_rows * (8 + 3 * MAX_TEXT)) + self.max_rows * (_ROW.itemsize + MAX_WORDS)
+        texts = 8 * (8 + self.max_rows * (8 + 3 * MAX_TEXT)) + self.max_rows * (_ROW.itemsize + MAX_WORDS)
+        return texts + 8 * (5 + 3 * self.max_rows) + 2 * self.n_features * self.n_step
 
     @property
     def n_reply(self) -> int:
@@ -89,15 +93,16 @@ def decode_settings(body: Array) -> DraftConfig:
         config = build(DraftConfig, **json.loads(body.tobytes()))
     except (ValueError, TypeError, RecursionError, ConfigError) as e:
         raise WireError(f"these are no settings of a draft: {e}") from e
-    for name in ("n_vocab", "n_text", "lookahead", "max_rows"):
+    least = {"n_vocab": 1, "n_text": 1, "lookahead": 1, "max_rows": 1, "n_features": 0, "n_step": 0}
+    for name, low in least.items():
         value = getattr(config, name)
-        if type(value) is not int or not 1 <= value < 2**31:
-            raise WireError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        if type(value) is not int or not low <= value < 2**31:
+            raise WireError(f"{name} is {value!r}; it must be a whole number of at least {low}")
     return config
 
 
 def encode_request(turn: DraftRequest) -> list[memoryview]:
-    """Encode a request: counts, left, rows, their texts and biases, outcome, slots, room, grammars."""
+    """Encode a request: counts, left, rows, their texts and biases, outcome, slots, room, features, grammars."""
     rows = np.empty(len(turn.joined), _ROW)
     texts: list[int] = []
     biased: list[int] = []
@@ -117,19 +122,28 @@ def encode_request(turn: DraftRequest) -> list[memoryview]:
     path = np.zeros((0, 0), _INT) if turn.outcome.path is None else _array(turn.outcome.path)
     counts = [turn.is_afresh, len(turn.left), len(rows), len(texts), len(biases), len(decided[0]), len(turn.slots)]
     counts += [turn.outcome.path is not None, path.shape[1]]
+    features = turn.outcome.features
+    counts += [0, 0] if features is None else [len(features.slots), len(features.values)]
     arrays = [_ints(counts), _ints(turn.left), rows, _ints(texts), _ints(biased), np.array(biases, _FLOAT)]
     arrays += [*decided, path, _ints(turn.slots), _ints(turn.room)]
-    return [memoryview(b"".join([*(array.tobytes() for array in arrays), *words]))]
+    ours = b"".join(array.tobytes() for array in arrays)
+    if features is None:
+        return [memoryview(ours + b"".join(words))]
+    about = b"".join(_array(each).tobytes() for each in (features.slots, features.start, features.length))
+    values = features.values.bfloat16().cpu().contiguous().view(torch.int16).reshape(-1).numpy()
+    padding = b"\0" * (-values.nbytes % 8)
+    return [memoryview(ours + about), values.view(np.uint8).data, memoryview(padding + b"".join(words))]
 
 
 def decode_request(body: Array, limits: WireLimits) -> DraftRequest:
     """Decode a request and check every number against the limits."""
     reader = _Reader(body)
-    counts = reader.ints(9, "counts", 0, limits.max_rows * MAX_TEXT)
-    afresh, n_left, n_joined, n_texts, n_biases, n_decided, n_slots, is_tree, n_nodes = counts.tolist()
+    counts = reader.ints(11, "counts", 0, limits.max_rows * MAX_TEXT).tolist()
+    afresh, n_left, n_joined, n_texts, n_biases, n_decided, n_slots, is_tree, n_nodes, n_read, n_features = counts
     if is_tree > 1 or n_nodes > is_tree * limits.lookahead:
         raise WireError(f"paths of {n_nodes} nodes, of at most {limits.lookahead}")
-    for name, n in (("left", n_left), ("joined", n_joined), ("decided", n_decided), ("asked for", n_slots)):
+    counted = ("left", n_left), ("joined", n_joined), ("decided", n_decided), ("asked for", n_slots), ("read", n_read)
+    for name, n in counted:
         if n > limits.max_rows:
             raise WireError(f"{n} rows {name}, of at most {limits.max_rows}")
     last_slot, last_token = limits.max_rows - 1, limits.n_vocab - 1
@@ -145,11 +159,12 @@ def decode_request(body: Array, limits: WireLimits) -> DraftRequest:
         raise WireError("more tokens were accepted than were speculated")
     path = _path(reader, n_accepted, length, n_nodes) if is_tree else None
     asked, room = reader.ints(n_slots, "slots", 0, last_slot), reader.ints(n_slots, "room", 0, 2**31)
+    features = _features(reader, n_read, n_features, limits)
     wishes = [_structured(reader, int(n)) for n in rows["n_words"]]
     reader.end()
     joined = _joined(rows, texts.tolist(), biased.tolist(), biases.tolist(), wishes, limits)
     tensor = torch.from_numpy
-    outcome = Outcome(tensor(slots), tensor(length), tensor(n_accepted), tensor(bonus), path)
+    outcome = Outcome(tensor(slots), tensor(length), tensor(n_accepted), tensor(bonus), path, features=features)
     return DraftRequest(bool(afresh), left.tolist(), joined, outcome, asked.tolist(), room.tolist())
 
 
@@ -224,6 +239,25 @@ def _path(reader: "_Reader", n_accepted: Array, length: Array, n_nodes: int) -> 
         if len(own) < n or any(node != -1 for node in nodes[n:]) or own != sorted({*own} & {*range(end)}):
             raise WireError(f"the nodes {nodes} are no path of {n} nodes out of {end}")
     return torch.from_numpy(path)
+
+
+def _features(reader: "_Reader", n_rows: int, n_tokens: int, limits: WireLimits) -> Features | None:
+    """Features of so many tokens of so many rows. They share the body's memory."""
+    if n_rows == n_tokens == 0:
+        return None
+    if n_tokens > limits.n_step or not limits.n_features:
+        most = limits.n_step if limits.n_features else 0
+        raise WireError(f"features of {n_tokens} tokens, of at most {most}")
+    slots = reader.ints(n_rows, "slots", 0, limits.max_rows - 1)
+    start = reader.ints(n_rows, "starts", 0, MAX_TEXT)
+    length = reader.ints(n_rows, "lengths", 0, limits.n_step)
+    if int(length.sum()) != n_tokens:
+        raise WireError(f"features of {n_tokens} tokens, of which the rows claim {int(length.sum())}")
+    n = n_tokens * limits.n_features
+    bits = reader.take(np.dtype("<i2"), n).astype(np.int16, copy=False)
+    reader.take(np.dtype(np.uint8), -2 * n % 8)
+    values = torch.from_numpy(bits).view(torch.bfloat16).view(n_tokens, limits.n_features)
+    return Features(torch.from_numpy(slots), torch.from_numpy(start), torch.from_numpy(length), values)
 
 
 class _Reader:

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from saguaro.errors import CapacityError, CorruptModel, DownloadError, ModelNotFound, UnsupportedModel
+from saguaro.model.eagle_config import is_eagle
 from saguaro.model.files import AGAIN, brief, is_there, read_json, shortened
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.hf_config import read_spec
-from saguaro.model.linear import Packed
-from saguaro.model.shapes import EMBEDDING, Shapes
+from saguaro.model.layout import Layout
+from saguaro.model.linear import Linear, Packed
+from saguaro.model.shapes import EMBEDDING, HEAD, Shapes
 from saguaro.model.spec import ModelSpec
 from saguaro.model.split import ALONE, Split, check_split
 from saguaro.model.stored import Stored
@@ -99,7 +101,7 @@ def load(
         factors = source.rope_factors()
         check_split(source.spec, split.size)
         model = _allocate(source.spec, device, dtype, kind=kind, split=split)
-        fill(model, source.parts(cuts(model)), progress, _decode_of(kind))
+        fill(model, source.parts(cuts(model)), progress, decode_of(kind))
         if factors is not None:
             model.frequencies = model.frequencies / factors.to(device)
     else:
@@ -108,12 +110,16 @@ def load(
                 f"{path} is a draft without an embedding of its own: it reads its target's; pass it as the draft of "
                 "the target it was made for"
             )
+        if is_eagle(path):
+            raise UnsupportedModel(
+                f"{path} is an EAGLE-3 draft: it reads features of its target; pass it as the draft of that target"
+            )
         spec = read_spec(path)
         token_map = read_token_map(path, spec.n_vocab)
         Shapes(spec, None if token_map is None else len(token_map)).check(shapes_in_folder(path), path)
         check_split(spec, split.size)
         model = _allocate(spec, device, dtype, token_map, kind, split)
-        fill(model, safetensors_in(path, cuts(model)), progress, _decode_of(kind))
+        fill(model, safetensors_in(path, cuts(model)), progress, decode_of(kind))
     _check_frequencies(model.frequencies, path)
     return Loaded(name, path, model)
 
@@ -158,7 +164,7 @@ def load_borrower(
         raise CorruptModel(f"{path} borrows its target's embedding and has no {TOKEN_MAP}; write the draft again")
     Shapes(spec, len(token_map), is_lent=True).check(shapes_in_folder(path), path)
     model = borrower(spec, token_map, embedding, device, dtype, kind)
-    fill(model, safetensors_in(path), decode=_decode_of(kind))
+    fill(model, safetensors_in(path), decode=decode_of(kind))
     frequencies = _about(path).get("frequencies")
     if frequencies is not None:
         model.frequencies = _as_frequencies(frequencies, spec, path).to(device)
@@ -197,25 +203,51 @@ def borrower(
     return model
 
 
+def spec_of(path: Path) -> ModelSpec:
+    """The spec of the model at path; its weights are not read."""
+    return GGUFModel(path).spec if path.suffix == ".gguf" else read_spec(path)
+
+
 def read_embedding(
     path: Path, device: torch.device, dtype: torch.dtype, kind: type[Packed] | None = None
 ) -> nn.Parameter:  # [V, D]
     """The embedding of the model at path; other tensors are not read."""
-    found: Tensor | Stored
-    if path.suffix == ".gguf":
-        source = GGUFModel(path)
-        source.infos = {name: info for name, info in source.infos.items() if name == "token_embd.weight"}
-        found = next(weight for _, weight in source.tensors())
-    else:
-        found = read_tensor(path, EMBEDDING)
-    if len(found.shape) != 2:
-        raise CorruptModel(f"{path} holds an embedding of shape {list(found.shape)}; it has two sizes: {AGAIN}")
+    found = _read_matrix(path, EMBEDDING, "token_embd.weight")
     embedding = torch.empty(found.shape, device=device, dtype=dtype)
-    _decode_of(kind)(found, embedding)
+    decode_of(kind)(found, embedding)
     return nn.Parameter(embedding, requires_grad=False)
 
 
-def _decode_of(kind: type[Packed] | None) -> Callable[[Tensor | Stored, Tensor], None]:
+def read_head(
+    path: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype, kind: type[Packed] | None = None
+) -> Linear:
+    """The head of the model at path, which has this spec; other tensors are not read."""
+    tied = EMBEDDING, "token_embd.weight"
+    found = _read_matrix(path, *(tied if spec.is_tied else (HEAD, "output.weight")))
+    if found.shape != (spec.n_vocab, spec.hidden):
+        raise CorruptModel(f"{path} holds a head of shape {list(found.shape)}; it has {spec.n_vocab} tokens: {AGAIN}")
+    head = Layout(device, dtype, kind).linear(spec.hidden, {"lm_head": spec.n_vocab})
+    for place in head.places().values():
+        decode_of(kind)(found, place)
+    for part in head.packed_parts().values():
+        part.fill(found)
+    return head
+
+
+def _read_matrix(path: Path, name: str, gguf_name: str) -> Tensor | Stored:
+    found: Tensor | Stored
+    if path.suffix == ".gguf":
+        source = GGUFModel(path)
+        source.infos = {own: info for own, info in source.infos.items() if own == gguf_name}
+        found = next(weight for _, weight in source.tensors())
+    else:
+        found = read_tensor(path, name)
+    if len(found.shape) != 2:
+        raise CorruptModel(f"{path} holds {name!r} of shape {list(found.shape)}; it has two sizes: {AGAIN}")
+    return found
+
+
+def decode_of(kind: type[Packed] | None) -> Callable[[Tensor | Stored, Tensor], None]:
     """How tensors that are not packed are decoded."""
     return decode if kind is None else kind.decode
 

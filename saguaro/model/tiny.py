@@ -66,7 +66,7 @@ def tiny_model(family: str, *, seed: int = 0, tied: bool = False, **overrides: A
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **fields), dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
-        _randomise(name, weight.data, generator)
+        randomise(name, weight.data, generator)
     return model.eval()
 
 
@@ -96,7 +96,8 @@ def _eos_id(n_vocab: int) -> int:
     return min(EOS_ID, n_vocab - 1)
 
 
-def _randomise(name: str, weight: Tensor, generator: torch.Generator) -> None:
+def randomise(name: str, weight: Tensor, generator: torch.Generator) -> None:
+    """Fill a weight of this name."""
     if weight.dim() == 2:
         weight.normal_(0.0, 2.0 / weight.shape[1] ** 0.5, generator=generator)
     else:

@@ -5,7 +5,7 @@ and the products (saguaro.model.products).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -33,9 +33,10 @@ class Loads(Protocol):
 class Layer(Block):
     """One transformer layer: the attention block and the MLP block, each with a pre-norm and a residual connection."""
 
-    def __init__(self, spec: ModelSpec, layout: Layout) -> None:
+    def __init__(self, spec: ModelSpec, layout: Layout, n_in: int | None = None) -> None:
+        """n_in: see Attention."""
         super().__init__()
-        self.attention = Attention(spec, layout)
+        self.attention = Attention(spec, layout, n_in)
         self.mlp = FAMILIES[spec.architecture].mlp(spec, layout)
         self.attention_norm = layout.norm(spec.hidden, spec.norm_eps, "input_layernorm")
         self.mlp_norm = layout.norm(spec.hidden, spec.norm_eps, "post_attention_layernorm")
@@ -55,6 +56,21 @@ class Layer(Block):
             if part is not self and isinstance(part, Loads):
                 found |= part.places()
         return found
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The layers whose input is kept, and where: layer i stands for the residual stream that enters it, n_layers for
+    the one that leaves the last."""
+
+    layers: Sequence[int]
+    into: Tensor  # [T, len(layers) * D], in the order of `layers`
+
+    def keep(self, index: int, x: Tensor) -> None:  # [T, D]
+        """Copy the residual stream that enters this layer, if it is wanted."""
+        for at, layer in enumerate(self.layers):
+            if layer == index:
+                self.into[:, at * x.shape[1] : (at + 1) * x.shape[1]] = x
 
 
 class Transformer(nn.Module):
@@ -88,18 +104,31 @@ class Transformer(nn.Module):
             self.embedding = nn.Parameter(
                 torch.empty(self._words.n, spec.hidden, device=device, dtype=dtype), requires_grad=False
             )
-        self.layers = nn.ModuleList(Layer(spec, layout) for _ in range(spec.n_layers))
+        self.layers = nn.ModuleList(self._layer(index, spec, layout) for index in range(spec.n_layers))
         self.norm = layout.norm(spec.hidden, spec.norm_eps, "model.norm")
         self._norms = self._read_through()
         self.frequencies = spec.rope.frequencies(spec.head_dim).to(device)  # [d / 2]
         self._table: tuple[Tensor, Tensor] | None = None  # cos and sin of all positions, made on first use
 
-    def forward(self, tokens: Tensor, positions: Tensor, attends: Attends, by: Products | None = None) -> Tensor:
-        """tokens [T] int64, positions [T] int64 -> hidden states [T, D], before the last norm."""
-        by, rope = by or self.products, self._angles(positions)
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attends: Attends,
+        by: Products | None = None,
+        beside: Taps | Tensor | None = None,
+    ) -> Tensor:
+        """tokens [T] int64, positions [T] int64 -> hidden states [T, D], before the last norm; beside: what else is
+        kept."""
+        assert not isinstance(beside, Tensor), "this model reads tokens only"
+        by, rope, taps = by or self.products, self._angles(positions), beside
         stream = by.begin(self._embed(tokens), self._norms[0])
         for index, layer in enumerate(self.layers):
+            if taps is not None:
+                taps.keep(index, stream.x)
             stream = layer(index, stream, rope, attends, by, self._norms[index + 1])
+        if taps is not None:
+            taps.keep(len(self.layers), stream.x)
         return stream.x
 
     def logits(self, hidden: Tensor, by: Products | None = None) -> Tensor:  # [L, D] -> [L, V] float32
@@ -162,6 +191,11 @@ class Transformer(nn.Module):
         twin.layers, twin.norm, twin.frequencies = nn.ModuleList(kept), self.norm, self.frequencies
         twin._norms, twin._table = twin._read_through(), None
         return twin
+
+    @staticmethod
+    def _layer(index: int, spec: ModelSpec, layout: Layout) -> Layer:
+        """Layer `index`, with empty weights."""
+        return Layer(spec, layout)
 
     def _read_through(self) -> list[nn.Module]:
         """The norms applied to the residual stream between layers: of each layer, then of the head."""

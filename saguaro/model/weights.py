@@ -102,6 +102,11 @@ def shapes_in_folder(folder: Path) -> Iterator[tuple[str, Shape]]:
         yield from shapes_in(_header(path), path)
 
 
+def headers_in(folder: Path) -> dict[str, tuple[str, Shape]]:
+    """The stored dtype and shape of every tensor of a model folder; only headers are read."""
+    return {name: about for path in safetensors_files(folder) for name, about in _header(path).items()}
+
+
 def read_tensor(folder: Path, name: str) -> Tensor:
     """One tensor of a model folder; the others are not read."""
     for path in safetensors_files(folder):

@@ -11,7 +11,7 @@ from saguaro.attention.step import Segment
 from saguaro.parallel.orders import Order, encode_rows
 from saguaro.parallel.ranks import Ranks
 from saguaro.runner.captured import Followed
-from saguaro.runner.runner import Runner
+from saguaro.runner.runner import Ran, Runner
 
 
 class LeadRunner:
@@ -27,7 +27,7 @@ class LeadRunner:
         """See Runner."""
         return self._own.threads()
 
-    def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | tuple[Tensor, Tensor | None]:
+    def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | Ran:
         """See Runner."""
         with self.ranks.together(Order.STEP, self._number, encode_rows(rows, is_followed)):
             return self._own.run(rows, is_followed)

@@ -15,7 +15,7 @@ from saguaro.model.attention import Attention
 from saguaro.model.linear import Linear
 from saguaro.model.mlp import MLP
 from saguaro.model.norm import Norm
-from saguaro.model.transformer import Layer, Transformer
+from saguaro.model.transformer import Layer, Taps, Transformer
 
 FIRST_POSITIONS = 1024  # of the first table of cos and sin; a longer text doubles it
 
@@ -49,7 +49,8 @@ class _Step(ctypes.Structure):
 
     _fields_ = (
         *_pointers("tokens", "positions", "kv_index", "pages", "starts", "lengths", "texts", "seen", "paths"),
-        *((name, ctypes.c_int32) for name in ("n_tokens", "n_rows", "n_pages", "depth")),
+        *_pointers("taps", "features"),
+        *((name, ctypes.c_int32) for name in ("n_tokens", "n_rows", "n_pages", "depth", "n_taps")),
     )
 
 
@@ -69,17 +70,19 @@ class NativeForward:
         self._rope: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
         self._reach(FIRST_POSITIONS)
 
-    def __call__(self, step: Step) -> Tensor:  # [T, D]
-        """Compute the layers; write keys and values."""
+    def __call__(self, step: Step, taps: Taps | None = None) -> Tensor:  # [T, D]
+        """Compute the layers; write keys and values, and what is tapped."""
         if step.longest > len(self._rope[0]):
             self._reach(max(step.longest, 2 * len(self._rope[0])))
         nodes, n_tokens = step.nodes, len(step.tokens)
         given = (step.tokens, step.positions, step.kv_index, step.pages, step.starts, step.lengths)
         of_nodes = () if nodes is None else (nodes.texts, nodes.seen, nodes.paths)
         tensors = [each.contiguous() for each in (*given, *of_nodes)]  # kept until the call is over
+        tapped = None if taps is None else torch.tensor(taps.layers, dtype=torch.int32)
         struct = _Step(
-            *map(at, tensors), *[None] * (3 - len(of_nodes)), n_tokens, *step.pages.shape,
-            0 if nodes is None else nodes.paths.shape[1],
+            *map(at, tensors), *[None] * (3 - len(of_nodes)), at(tapped), at(None if taps is None else taps.into),
+            n_tokens, *step.pages.shape, 0 if nodes is None else nodes.paths.shape[1],
+            0 if taps is None else len(taps.layers),
         )  # fmt: skip
         hidden = torch.empty(n_tokens, self._struct.hidden)
         self._library.forward(

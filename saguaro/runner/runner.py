@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,14 +16,25 @@ from saguaro.kernels.bundle import Kernels
 from saguaro.kernels.native import own_threads
 from saguaro.kv.memory import KVCache
 from saguaro.model.products import Products
-from saguaro.model.transformer import Transformer
+from saguaro.model.transformer import Taps, Transformer
 from saguaro.runner.captured import CapturedSteps, Followed
 from saguaro.runner.native import NativeForward, native_forward
 
 
+class Ran(NamedTuple):
+    """What a step has computed."""
+
+    logits: Tensor  # [L, V] float32
+    hidden: Tensor | None  # [T, D] of all tokens; None: the step was captured
+    features: Tensor | None  # [T, F] of all tokens; None: there are no taps
+
+
 class Runner:
     """A model, its attention backend, its matrix products (by=None: the model's own), and where there are any its
-    captured steps, or all its layers as one native call."""
+    captured steps, or all its layers as one native call.
+
+    taps: the layers whose input is returned beside the logits (model.transformer.Taps); captured steps have none.
+    """
 
     def __init__(
         self,
@@ -32,9 +44,11 @@ class Runner:
         by: Products | None = None,
         captured: CapturedSteps | None = None,
         native: NativeForward | None = None,
+        taps: Sequence[int] = (),
     ) -> None:
+        assert not (taps and captured), "captured steps do not return features"
         self.model, self.cache, self.attention, self.by = model, cache, attention, by
-        self._captured, self._native = captured, native
+        self._captured, self._native, self._taps = captured, native, taps
 
     @property
     def device(self) -> torch.device:
@@ -61,17 +75,16 @@ class Runner:
         is_small = self.is_native or (self.model.split.size > 1 and self.device.type == "cpu")
         return own_threads() if is_small else nullcontext()
 
-    def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | tuple[Tensor, Tensor | None]:
-        """Run a step of these rows: a captured one with what follows it, if there is one and `is_followed`.
-
-        Otherwise the logits [L, V], and the hidden states of all tokens [T, D] unless the step was captured.
-        """
+    def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | Ran:
+        """Run a step of these rows: a captured one with what follows it, if there is one and `is_followed`."""
         if self._captured is not None and self._captured.takes(rows, is_followed):
             self._captured.replay(self._compute, rows, bucket(len(rows)))
-            return self._captured.followed(len(rows)) if is_followed else (self._captured.logits(rows), None)
+            return self._captured.followed(len(rows)) if is_followed else Ran(self._captured.logits(rows), None, None)
         step = make_step(rows, self.cache.page_size, self.device)
-        hidden = self.hidden(step)
-        return self.logits(hidden.index_select(0, step.logits_at)), hidden
+        taps = self._new_taps(len(step.tokens)) if self._taps else None
+        hidden = self.hidden(step, taps)
+        logits = self.logits(hidden.index_select(0, step.logits_at))
+        return Ran(logits, hidden, None if taps is None else taps.into)
 
     def move(self, sources: Tensor, kv_index: Tensor) -> None:  # [T], [T]
         """Copy keys and values of all layers from some places to others."""
@@ -88,12 +101,13 @@ class Runner:
         return self.logits(self.hidden(step).index_select(0, step.logits_at))
 
     @torch.inference_mode()
-    def hidden(self, step: Step) -> Tensor:
+    def hidden(self, step: Step, taps: Taps | None = None) -> Tensor:
         """Run a step; return the hidden states of all its tokens, [T, D]."""
         if self._native is not None:
-            return self._native(step)
+            return self._native(step, taps)
         self.attention.plan(step)
-        return self.model(step.tokens, step.positions, self.attention, self.by)  # type: ignore[no-any-return]
+        beside = [each for each in (step.features, taps) if each is not None]
+        return self.model(step.tokens, step.positions, self.attention, self.by, *beside)  # type: ignore[no-any-return]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -103,12 +117,23 @@ class Runner:
     def _compute(self, step: Step) -> Tensor:  # [T, V] float32
         return self.logits(self.hidden(step))
 
+    def _new_taps(self, n_tokens: int) -> Taps:
+        width = len(self._taps) * self.model.spec.hidden
+        return Taps(self._taps, torch.empty(n_tokens, width, device=self.device, dtype=self.model.dtype))
+
 
 def make_runner(
-    model: Transformer, cache: KVCache, kernels: Kernels | None, longest: int, captured: CapturedSteps | None = None
+    model: Transformer,
+    cache: KVCache,
+    kernels: Kernels | None,
+    longest: int,
+    captured: CapturedSteps | None = None,
+    taps: Sequence[int] = (),
 ) -> Runner:
     """A runner with these kernels, for texts up to `longest`; None: torch or cpu.c."""
     if kernels is None:
-        return Runner(model, cache, cpu_attention(cache, model.own_spec), native=native_forward(model, cache))
+        return Runner(
+            model, cache, cpu_attention(cache, model.own_spec), native=native_forward(model, cache), taps=taps
+        )
     attention = PagedAttention(cache, kernels, longest, model.spec.softmax_scale)
-    return Runner(model, cache, attention, kernels.products, captured)
+    return Runner(model, cache, attention, kernels.products, captured, taps=taps)

@@ -1,5 +1,6 @@
 """The runner of a target, built from numbers, so that every rank of a divided target builds the same one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from saguaro.kernels.bundle import Kernels
@@ -22,7 +23,7 @@ class RunnerShape:
     n_known: int  # number of tokens that the target can emit
 
 
-def build_runner(model: Transformer, shape: RunnerShape, kernels: Kernels | None) -> Runner:
+def build_runner(model: Transformer, shape: RunnerShape, kernels: Kernels | None, taps: Sequence[int] = ()) -> Runner:
     """Allocate the KV memory of the model, or of the rank's heads, and make a runner."""
     per_token = model.own_spec.kv_bytes_per_token(model.dtype)
     plan = KVPlan(shape.n_pages, shape.page_size, per_token, shape.max_length)
@@ -30,4 +31,4 @@ def build_runner(model: Transformer, shape: RunnerShape, kernels: Kernels | None
     sizes = {"max_rows": shape.max_rows, "depth": shape.depth, "nodes": shape.nodes}
     sizes |= {"n_known": shape.n_known, "longest": plan.longest}
     captured = captured_steps(kernels, cache, **sizes) if kernels else None
-    return make_runner(model, cache, kernels, plan.longest, captured)
+    return make_runner(model, cache, kernels, plan.longest, captured, taps)

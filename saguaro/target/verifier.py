@@ -19,13 +19,14 @@ from saguaro.attention.sdpa import kv_indices
 from saguaro.attention.step import Segment
 from saguaro.device.graphs import guard
 from saguaro.runner.captured import Followed
+from saguaro.runner.runner import Ran
 from saguaro.target.graphed import decision_of, facts_of
 from saguaro.target.pinned import Pins
 from saguaro.target.request import Request
 from saguaro.target.rules import Decision, Rule, SharedNoise
 from saguaro.target.sampler import Context, is_plain, logprobs, prompt_logprobs
 from saguaro.target.scheduler import Batch, BatchRow
-from saguaro.types import Outcome, Speculation, TokenLogprobs
+from saguaro.types import Features, Outcome, Speculation, TokenLogprobs
 
 SCORED_BYTES = 2**25  # limit of the prompt logits held at once
 
@@ -42,11 +43,12 @@ class Pending:
     raw: Tensor | None = None  # [L, known V] unmodified logits, if logprobs are requested
     scored: tuple[tuple[TokenLogprobs, ...], ...] = ()  # [R] of prompt tokens, if requested
     threads: Callable[[], AbstractContextManager[None]] = nullcontext  # of the runner
+    features: Features | None = None  # of the text and the accepted tokens, if the draft reads them
 
     def outcome(self) -> Outcome:
         """Wait for the result."""
         slots = torch.tensor(self.slots, dtype=torch.int64)
-        outcome = Outcome(slots, self.spec.length, *self._decision(), (), self.scored)
+        outcome = Outcome(slots, self.spec.length, *self._decision(), (), self.scored, self.features)
         if self.raw is None:
             return outcome
         with self.threads():
@@ -96,7 +98,7 @@ class Runs(Protocol):
     def threads(self) -> AbstractContextManager[None]:
         """See Runner."""
 
-    def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | tuple[Tensor, Tensor | None]:
+    def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | Ran:
         """See Runner."""
 
     def warm(self, size: int) -> None:
@@ -141,13 +143,14 @@ class Verifier:
         slots = [row.request.slot for row in batch.sampling]
         if isinstance(ran, Followed):
             return Pending(batch, spec, slots, drafted, ran)
-        logits, hidden = ran
+        logits, hidden, computed = ran
         wants_logprobs = any(row.request.params.logprobs is not None for row in batch.sampling)
         raw = logits[:, : self._n_known].clone() if wants_logprobs else None
         decision = self.decide(batch, spec, drafted, logits)
         self.straighten(batch, decision)
         scored = self._score(batch, segments, hidden)
-        return Pending(batch, spec, slots, drafted, decision, raw, scored, self._runner.threads)
+        features = None if computed is None else _features(batch, segments, decision, computed)
+        return Pending(batch, spec, slots, drafted, decision, raw, scored, self._runner.threads, features)
 
     def decide(self, batch: Batch, spec: Speculation, drafted: list[list[int]], logits: Tensor) -> Decision:
         """Apply the rule to the logits, [L, V], after the text and each speculated token of every sampling row."""
@@ -208,6 +211,27 @@ def _segment(row: BatchRow, drafted: Sequence[int], parents: Sequence[int] | Non
     request, n_wanted = row.request, len(drafted) + 1 if row.samples else 0
     tokens = [*request.tokens[row.start : row.start + row.n_tokens], *drafted]
     return Segment(tokens, row.start, request.table.pages, n_wanted, parents, request.slot, facts_of(request, in_step))
+
+
+def _features(batch: Batch, segments: list[Segment], decision: Decision, computed: Tensor) -> Features:
+    """Those of the rows that a draft knows, of text and accepted tokens; computed [T, F]: of all tokens of the step."""
+    n_accepted, _, paths = decision
+    nodes = [list(range(n)) for n in n_accepted.tolist()]
+    if paths is not None:
+        nodes = [path[: len(own)] for path, own in zip(paths.tolist(), nodes, strict=True)]
+    nodes += [[]] * (len(batch.rows) - len(nodes))  # the last rows sample nothing
+    known: list[tuple[int, int, int]] = []
+    places: list[int] = []
+    first = 0
+    for row, segment, own in zip(batch.rows, segments, nodes, strict=True):
+        if row.request.speculates:
+            end = first + row.n_tokens
+            places += [*range(first, end), *(end + node for node in own)]
+            known.append((segment.slot, row.start, row.n_tokens + len(own)))
+        first += len(segment.tokens)
+    slots, starts, lengths = torch.tensor(known, dtype=torch.int64).view(-1, 3).unbind(1)
+    taken = torch.tensor(places, dtype=torch.int64).to(computed.device)
+    return Features(slots, starts, lengths, computed.index_select(0, taken))
 
 
 def _is_simple(request: Request) -> bool:

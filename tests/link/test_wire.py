@@ -18,11 +18,12 @@ from saguaro.link import frame, wire
 from saguaro.link.channel import Channel
 from saguaro.link.frame import Array, Message, MessageKind, WireError
 from saguaro.link.wire import MAX_WORDS, DraftRequest, WireLimits
-from saguaro.types import DRAFT, SOURCES, DraftTimes, Joined, Outcome, Speculation
+from saguaro.types import DRAFT, SOURCES, DraftTimes, Features, Joined, Outcome, Speculation
 from tests.link.target import draft_config
 
 V, K, ROWS = 7, 3, 4
-LIMITS = WireLimits(n_vocab=V, n_text=V + 2, lookahead=K, max_rows=ROWS)
+F, STEP = 5, 12  # numbers of a token's features, and tokens whose features come together
+LIMITS = WireLimits(n_vocab=V, n_text=V + 2, lookahead=K, max_rows=ROWS, n_features=F, n_step=STEP)
 
 token = st.integers(0, V - 1)
 slot = st.integers(0, ROWS - 1)
@@ -61,6 +62,15 @@ def rows(draw: st.DrawFn) -> Joined:
 
 
 @st.composite
+def features_of(draw: st.DrawFn, slots: list[int]) -> Features | None:
+    """Numbers that bfloat16 holds exactly; none of no row."""
+    length = [draw(st.integers(0, STEP // ROWS)) for _ in slots]
+    start = ints([draw(st.integers(0, 999)) for _ in slots])
+    values = torch.arange(sum(length) * F, dtype=torch.float32).view(-1, F) - 7
+    return Features(ints(slots), start, ints(length), values) if slots else None
+
+
+@st.composite
 def turns(draw: st.DrawFn) -> DraftRequest:
     several = st.lists(slot, unique=True)
     decided = draw(several)
@@ -71,7 +81,9 @@ def turns(draw: st.DrawFn) -> DraftRequest:
     for row, (n, n_nodes) in enumerate(zip(accepted, length, strict=True)):
         nodes = draw(st.permutations(range(n_nodes)))[:n]
         path[row, :n] = ints(sorted(nodes))
-    outcome = Outcome(ints(decided), ints(length), ints(accepted), bonus, draw(st.sampled_from([None, path])))
+    features = draw(st.none() | features_of(draw(several)))
+    known = draw(st.sampled_from([None, path]))
+    outcome = Outcome(ints(decided), ints(length), ints(accepted), bonus, known, features=features)
     slots = draw(several)
     joined = draw(st.lists(rows(), max_size=ROWS))
     return DraftRequest(
@@ -111,6 +123,13 @@ def test_a_turn_comes_out_as_it_went_in(turn: DraftRequest) -> None:
     assert replace(out, outcome=turn.outcome) == turn
     for name in ("slots", "length", "n_accepted", "bonus", "path"):
         assert same(getattr(out.outcome, name), getattr(turn.outcome, name))
+    given, found = turn.outcome.features, out.outcome.features
+    if given is None or found is None:
+        assert given is found
+        return
+    for name in ("slots", "start", "length"):
+        assert same(getattr(found, name), getattr(given, name))
+    assert same(found.values, given.values.bfloat16())
 
 
 @given(speculations())
@@ -119,6 +138,38 @@ def test_a_reply_comes_out_as_it_went_in(spec: Speculation) -> None:
     assert out.times == spec.times
     for name in ("tokens", "length", "source", "q"):
         assert same(getattr(out, name), getattr(spec, name)), name
+
+
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        (Features(ints([0]), ints([0]), ints([STEP + 1]), torch.ones(STEP + 1, F)), "13 tokens, of at most 12"),
+        (Features(ints([0]), ints([0]), ints([2]), torch.ones(3, F)), "of which the rows claim 2"),
+        (Features(ints([ROWS]), ints([0]), ints([1]), torch.ones(1, F)), "slots from 4 to 4"),
+        (Features(ints([0]), ints([-1]), ints([1]), torch.ones(1, F)), "starts from -1"),
+        (Features(ints([0]), ints([0]), ints([1]), torch.ones(1, F + 8)), "a body of"),
+    ],
+)
+def test_impossible_features_are_refused(features: Features, words: str) -> None:
+    data = body(wire.encode_request(DraftRequest(outcome=replace(Outcome.nothing(), features=features))))
+    with pytest.raises(WireError, match=words):
+        wire.decode_request(data, LIMITS)
+
+
+def test_features_that_no_draft_reads_are_refused() -> None:
+    features = Features(ints([0]), ints([0]), ints([1]), torch.ones(1, F))
+    data = body(wire.encode_request(DraftRequest(outcome=replace(Outcome.nothing(), features=features))))
+    with pytest.raises(WireError, match="features of 1 tokens, of at most 0"):
+        wire.decode_request(data, replace(LIMITS, n_features=0))
+
+
+def test_features_are_not_copied_when_they_arrive() -> None:
+    features = Features(ints([0]), ints([0]), ints([2]), torch.ones(2, F))
+    received = body(wire.encode_request(DraftRequest(outcome=replace(Outcome.nothing(), features=features))))
+    found = wire.decode_request(received, LIMITS).outcome.features
+    received[:] = 0
+    assert found is not None
+    assert same(found.values, torch.zeros(2, F, dtype=torch.bfloat16))
 
 
 def test_half_floats_arrive_as_exactly_the_same_numbers() -> None:
@@ -168,7 +219,9 @@ TURN = DraftRequest(
         Joined(1, [1, 2, 3], 2, 5, SamplingParams(logit_bias={1: 0.5})),
         Joined(0, [], 0, 0, SamplingParams(structured=Structured(regex="a"))),
     ],
-    outcome=Outcome(ints([2]), ints([3]), ints([1]), ints([6])),
+    outcome=Outcome(
+        ints([2]), ints([3]), ints([1]), ints([6]), features=Features(ints([2]), ints([9]), ints([3]), torch.ones(3, F))
+    ),
     slots=[0, 1],
     room=[3, 3],
 )
@@ -376,7 +429,7 @@ def test_another_layout_is_another_version() -> None:
     )
     turn = DraftRequest(False, [3], [row], outcome, [1, 2], [3, 0])
     found = [zlib.crc32(b"".join(parts)) for parts in (wire.encode_request(turn), wire.encode_reply(spec))]
-    assert (frame.VERSION, *found) == (5, 3036381686, 2097775257), (
+    assert (frame.VERSION, *found) == (6, 1784215372, 2097775257), (
         "if the layout has changed, raise VERSION; then write these here"
     )
 

@@ -20,7 +20,7 @@ from saguaro.model.tiny import tiny_model, write_tiny
 from saguaro.model.transformer import Transformer
 from saguaro.model.weights import cuts, save_tensors
 from saguaro.runner.captured import Followed
-from saguaro.runner.runner import Runner
+from saguaro.runner.runner import Ran, Runner
 from saguaro.target.graphed import float_bits
 from saguaro.target.shape import RunnerShape, build_runner
 from tests.model.write_gguf import write_gguf
@@ -57,9 +57,9 @@ def logits(model: Transformer) -> Tensor:  # [L, V]
     first, second = (random_tokens(n, model.spec.n_vocab, seed=n) for n in (29, 5))
     rows = [Segment(first, 0, TREE.pages[:8], 29), Segment(second, 0, [10, 11], 5)]
     prompts, tree = runner.run(rows, False), runner.run([TREE], False)
-    assert isinstance(prompts, tuple)
-    assert isinstance(tree, tuple)
-    return torch.cat((prompts[0], tree[0]))
+    assert isinstance(prompts, Ran)
+    assert isinstance(tree, Ran)
+    return torch.cat((prompts.logits, tree.logits))
 
 
 def every_rank(group: list[Exchange], path: Path, dtype: str, kind: type[Packed] | None) -> list[Tensor]:
@@ -112,8 +112,8 @@ def test_captured_steps_decide_alike_on_every_rank(group: list[Exchange], tmp_pa
         second = verify([other, first], [-1, -1])[1]
         found = [verify([other, first, other, second], [-1, -1, 0, 1]), [first, second]]
         ran = runner.run([Segment([found[0][1], 5, 6], 11, pages, 3, slot=0, facts=facts)], False)
-        assert isinstance(ran, tuple)
-        return found, ran[0]
+        assert isinstance(ran, Ran)
+        return found, ran.logits
 
     (whole, whole_logits), ranks = work(ALONE), splits(group)
     assert (whole[0][0], whole[0][2:4]) == (2, [1, 3])

@@ -24,7 +24,9 @@ typedef struct {
     const int64_t *tokens, *positions, *kv_index; /* [n_tokens] */
     const int32_t *pages, *starts, *lengths;      /* [n_rows][n_pages], [n_rows + 1], [n_rows] */
     const int32_t *texts, *seen, *paths;          /* [n_rows], [n_tokens], [n_tokens][depth]; NULL: chains */
-    int32_t n_tokens, n_rows, n_pages, depth;
+    const int32_t *taps; /* [n_taps]: layers whose input is kept; n_layers: the output of the last */
+    float *features;     /* [n_tokens][n_taps][hidden] */
+    int32_t n_tokens, n_rows, n_pages, depth, n_taps;
 } step;
 
 typedef struct {
@@ -76,6 +78,17 @@ static void find_keys(const member *m, pass *p) {
     }
 }
 
+/* Keep this member's share of the residual stream that enters a layer, if it is wanted. */
+static void tap(const member *m, const pass *p, int layer) {
+    const step *s = p->s;
+    int first, last, hidden = p->of->hidden;
+    share_of(m, s->n_tokens, &first, &last);
+    for (int at = 0; at < s->n_taps; at++)
+        for (int row = first; s->taps[at] == layer && row < last; row++)
+            memcpy(s->features + ((size_t)row * s->n_taps + at) * hidden, p->x + (size_t)row * hidden,
+                   hidden * sizeof(float));
+}
+
 static void pass_part(const member *m, void *arg) {
     pass *p = arg;
     const model *g = p->of;
@@ -89,6 +102,7 @@ static void pass_part(const member *m, void *arg) {
     meet(m);
     for (int i = 0; i < g->n_layers; i++) {
         const layer *l = g->layers + i;
+        tap(m, p, i);
         rows in = prepared(m, p, p->x, hidden, l->attention_norm, l->qkv, room);
         heads_product h = {{l->qkv, in, n_rows, l->qkv_bias, NULL, p->heads}, g->n_q, g->n_kv, g->d,
                            l->q_norm, l->k_norm, g->eps, g->cosines, g->sines, s->positions, s->kv_index, l->memory};
@@ -108,6 +122,7 @@ static void pass_part(const member *m, void *arg) {
         read_part(m, &(product){l->down, in, n_rows, l->down_bias, p->x, p->x});
         meet(m);
     }
+    tap(m, p, g->n_layers);
     free(room);
 }
 

@@ -1,0 +1,121 @@
+"""EAGLE-3: a draft that reads features of its target (model/eagle_config.py) beside tokens.
+
+    x = fc(feature of the token before)            for text; for a drafted token: the state of the token before
+    h = attention([norm(embedding of the token), norm(x)]) + x,  then the MLP and further layers, as in any transformer
+    logits = head(norm(h));  the state of this token is h
+
+Invariant: a token's position is that of the feature it comes with, one less than its own in the text.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from saguaro.model.attention import Attends
+from saguaro.model.eagle_config import EagleSpec
+from saguaro.model.layout import Layout
+from saguaro.model.linear import Linear, Packed
+from saguaro.model.products import Products, Residual
+from saguaro.model.spec import ModelSpec
+from saguaro.model.transformer import Layer, Taps, Transformer
+
+AS_IT_IS = nn.Identity()  # the norm of a stream that is normed already
+
+
+class EagleLayer(Layer):
+    """The first layer: its attention reads the token's embedding beside the state."""
+
+    def __init__(self, spec: ModelSpec, layout: Layout) -> None:
+        super().__init__(spec, layout, 2 * spec.hidden)
+        self.hidden_norm = layout.norm(spec.hidden, spec.norm_eps, "hidden_norm")
+
+    def enter(
+        self,
+        embedded: Tensor,  # [T, D]
+        x: Tensor,  # [T, D]
+        rope: tuple[Tensor, Tensor],
+        attends: Attends,
+        by: Products,
+        norm: nn.Module,
+        *,
+        begins_normed: bool,
+    ) -> Residual:
+        """The residual stream after this layer. It begins with x, or if begins_normed with norm(x)."""
+        normed = self.hidden_norm(x)
+        stream = Residual(normed if begins_normed else x, self.mlp_norm)
+        read = by.begin(torch.cat((self.attention_norm(embedded), normed), 1), AS_IT_IS)
+        stream = self.attention.forward(0, stream, rope, attends, by, self.mlp_norm, read)
+        found: Residual = self.mlp(stream, by, norm)
+        return found
+
+
+class Eagle(Transformer):
+    """An EAGLE-3 draft. What its file lacks is lent by its target: the embedding, the head, or both."""
+
+    def __init__(
+        self,
+        eagle: EagleSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        token_map: Tensor | None,  # [head rows] int64: the token of each row of its own head; None: the head is lent
+        has_fc: bool = True,
+        embedding: Tensor | None = None,  # [V, D], if it is lent
+        head: Linear | None = None,
+        kind: type[Packed] | None = None,  # see Layout
+    ) -> None:
+        spec = eagle.layers
+        super().__init__(spec if embedding is None else replace(spec, n_vocab=1), device, dtype, token_map, kind)
+        self.spec, self.eagle = spec, eagle
+        layout = Layout(device, dtype, kind)
+        self.fc = layout.linear(eagle.n_features, {"fc": spec.hidden}) if has_fc else None
+        n_norms = len(eagle.taps) if eagle.norms_features else 0
+        norms = (layout.norm(eagle.target_hidden, spec.norm_eps, f"fc_norm.{at}") for at in range(n_norms))
+        self.fc_norms = nn.ModuleList(norms)
+        if embedding is not None:
+            del self.embedding
+            self.embedding = embedding
+        if head is not None:
+            del self.head
+            self.__dict__["head"] = head  # not a module of this model: its weights are the target's
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attends: Attends,
+        by: Products | None = None,
+        beside: Taps | Tensor | None = None,
+    ) -> Tensor:
+        """tokens [T] int64, positions [T] int64, and the states before them [T, D] -> hidden states [T, D]."""
+        assert isinstance(beside, Tensor), "an EAGLE-3 draft reads a state beside every token"
+        by, rope, first = by or self.products, self._angles(positions), self.layers[0]
+        assert isinstance(first, EagleLayer)
+        embedded, begins_normed = self.embedding.index_select(0, tokens), self.eagle.norm_before_residual
+        stream = first.enter(embedded, beside, rope, attends, by, self._norms[1], begins_normed=begins_normed)
+        for index, layer in enumerate(self.layers[1:], 1):
+            stream = layer(index, stream, rope, attends, by, self._norms[index + 1])
+        return stream.x
+
+    def read_features(self, features: Tensor) -> Tensor:  # [T, F] -> [T, D]
+        """The target's features as states."""
+        x = features.to(self.dtype)
+        if len(self.fc_norms):
+            parts = zip(self.fc_norms, x.chunk(len(self.fc_norms), 1), strict=True)
+            x = torch.cat([norm(part) for norm, part in parts], 1)
+        return x if self.fc is None else self.fc(x)
+
+    def state_of(self, hidden: Tensor) -> Tensor:  # [T, D] -> [T, D]
+        """The state that the next token is fed, from the hidden states of `forward`."""
+        found: Tensor = self.norm(hidden) if self.eagle.feeds_normed else hidden
+        return found
+
+    def head_logits(self, hidden: Tensor, by: Products | None = None) -> Tensor:
+        """See Transformer."""
+        said = super().head_logits(hidden, by)
+        return said if self.eagle.logit_scale == 1 else said * self.eagle.logit_scale
+
+    @staticmethod
+    def _layer(index: int, spec: ModelSpec, layout: Layout) -> Layer:
+        return Layer(spec, layout) if index else EagleLayer(spec, layout)

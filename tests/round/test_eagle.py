@@ -1,0 +1,283 @@
+"""The loop with EAGLE-3 drafts: the tokens are the target's own, and the draft reads what the description says.
+
+A draft that reads a wrong feature changes no token, so its proposals are compared with those of a draft that has never
+heard of the text before.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from saguaro import methods
+from saguaro.attention.sdpa import kv_indices
+from saguaro.config import SamplingParams
+from saguaro.draft.grow import TreeDrafter
+from saguaro.draft.policy import learnt
+from saguaro.draft.rows import DraftRow
+from saguaro.errors import ConfigError
+from saguaro.kernels.bundle import plain_kernels
+from saguaro.link.inline import Inline
+from saguaro.model.eagle import Eagle
+from saguaro.model.transformer import Taps, Transformer
+from saguaro.round import DraftSide
+from saguaro.target.request import Request
+from saguaro.target.sampler import Sampler
+from saguaro.types import DRAFT, Features, Joined, Outcome, Speculation
+from tests.draft.config import new_config
+from tests.model.eagle_reference import watched
+from tests.round.eagles import TAPS, calm_model, near_eagle, random_eagle
+from tests.round.tabular import Clock, under
+from tests.round.test_conformance import N_REQUESTS, VARIANTS, Rig, new_rig, variant
+from tests.target.test_round import N_KNOWN, SPEC, Written, new_requests, true_logits, true_output
+
+DRAFTED = [name for name in VARIANTS if variant(name)[0].needs_model]
+
+
+@pytest.fixture(autouse=True)
+def _clock() -> Iterator[None]:
+    """Nothing here depends on how fast this machine is."""
+    with patch.object(learnt, "clock", Clock()):
+        yield
+
+
+@pytest.fixture(scope="module")
+def target() -> Transformer:
+    return calm_model(seed=0)
+
+
+@pytest.fixture(scope="module")
+def near(target: Transformer) -> Eagle:
+    return near_eagle(target)
+
+
+@pytest.fixture(scope="module")
+def truth(target: Transformer) -> list[list[int]]:
+    """The outputs of new_requests(n=N_REQUESTS)."""
+    return [true_output(target, request) for request in new_requests(n=N_REQUESTS)]
+
+
+def accepted(rig: Rig, requests: Sequence[Request]) -> tuple[list[list[int]], int]:
+    """The outputs, and how many speculated tokens were accepted."""
+    for request in requests:
+        rig.scheduler.add(request)
+    n_accepted = 0
+    while rig.scheduler.has_work:
+        n_accepted += sum(commit.k for commit in rig.play())
+    return [request.output for request in requests], n_accepted
+
+
+class Checked(Inline):
+    """What the draft says just in time is what one says that reads the whole text now, and so are its keys and values;
+    after a preparation too."""
+
+    target: Transformer
+    draft: Eagle
+    n_checked = n_prepared = n_with_gaps = 0
+
+    def speculate(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
+        spec = super().speculate(outcome, slots, room)
+        facts = zip(slots, spec.source.tolist(), spec.length.tolist(), spec.tokens.tolist(), strict=True)
+        for slot, source, n, tokens in facts:
+            row = self.whole_row(slot) if source == DRAFT else None
+            if row is not None:
+                other = self.afresh(row, n)
+                assert torch.equal(other.tokens[0, :n], torch.tensor(tokens[:n]))
+                self.n_checked += 1
+        return spec
+
+    def overlap(self) -> None:
+        super().overlap()
+        assert isinstance(self.side.drafter, TreeDrafter)
+        for slot in self.side.drafter._in_flight if self.side.drafter.prepares else ():
+            row = self.whole_row(slot)
+            if row is not None:
+                self.afresh(row, 2)
+                self.n_prepared += 1
+
+    def whole_row(self, slot: int) -> DraftRow | None:
+        """A row without gaps."""
+        assert isinstance(self.side.drafter, TreeDrafter)
+        has_gaps = self.side.drafter.trunks[slot].shift > 1  # the target's cache had more than the draft's
+        self.n_with_gaps += has_gaps
+        return None if has_gaps else self.side.rows.get(slot)
+
+    def afresh(self, row: DraftRow, n: int) -> Speculation:
+        """What another draft says, which has the same keys and values."""
+        side, features, none = new_side(self.draft, lookahead=max(n, 2), n_tokens=256), self.features(row), one(0)
+        side.admit([Joined(0, list(row.text), len(row.request.prompt), row.request.seed, row.request.params)])
+        given = Features(none, none, none + len(features), features)
+        side.respond(replace(Outcome.nothing(), features=given), [], [])
+        side.prepare()
+        spec = side.respond(Outcome.nothing(), [0], [n])
+        assert spec.source.tolist() == [DRAFT]
+        ours, theirs = memory_of(self.side, row.slot), memory_of(side, 0)
+        assert torch.allclose(ours[:, : len(row.text) - 2], theirs[:, : len(row.text) - 2], atol=1e-9)
+        return spec
+
+    def features(self, row: DraftRow) -> Tensor:
+        return whole(self.target, row.text)
+
+
+def one(value: int) -> Tensor:
+    return torch.tensor([value], dtype=torch.int64)
+
+
+def memory_of(side: DraftSide, slot: int) -> Tensor:  # [layers, n, 2 * H_kv, d]
+    """The keys and values of a row's places."""
+    drafter = side.drafter
+    assert isinstance(drafter, TreeDrafter)
+    row = side.rows.get(slot)
+    assert row is not None
+    kv_index = kv_indices(drafter.trunks[slot].table.pages, drafter.length(row), drafter.cache.page_size)
+    return drafter.cache.memory[:, kv_index]
+
+
+def new_side(draft: Eagle, **settings: int) -> DraftSide:
+    """A draft's side that drafts just in time."""
+    return methods.draft_side(new_config(N_KNOWN, **settings), draft)
+
+
+@torch.inference_mode()
+def whole(target: Transformer, text: Sequence[int]) -> Tensor:
+    """The features of all tokens of a text but the last, from nothing."""
+    n = len(text) - 1
+    into = torch.empty(n, len(TAPS) * SPEC.hidden, dtype=torch.float64)
+    target(torch.tensor(text[:n]), torch.arange(n), Written(n), None, Taps(TAPS, into))
+    return into
+
+
+@pytest.mark.parametrize("method", DRAFTED)
+def test_shared_noise_gives_the_true_tokens(
+    method: str, target: Transformer, near: Eagle, truth: list[list[int]]
+) -> None:
+    parts, trees = variant(method)
+    rig = new_rig(parts, target, near, **trees)
+    outputs, n_accepted = accepted(rig, new_requests(n=N_REQUESTS))
+    assert outputs == truth
+    assert n_accepted > 0, "it is right now and then"
+    if parts.growth != "continuation":  # which is a hit only if all was accepted
+        assert bool(rig.sources["cache"]) == parts.prepares
+
+
+@pytest.mark.parametrize("method", ["sd trees", "swiftspec", "ssd trees", "ssd-uniform"])
+def test_a_draft_that_is_nearly_always_wrong_changes_nothing(
+    method: str, target: Transformer, truth: list[list[int]]
+) -> None:
+    parts, trees = variant(method)
+    rig = new_rig(parts, target, random_eagle(target, seed=1), **trees, lookahead=3, budget=3)
+    assert rig.run(new_requests(n=N_REQUESTS)) == truth
+    assert rig.sources["draft"] > 0
+
+
+@pytest.mark.parametrize("draft_tokens", [1200, 0])  # 0: the draft has room for a text or two
+@pytest.mark.parametrize("method", ["sd", "ssd-uniform", "swiftspec trees"])
+def test_preemption_changes_nothing(
+    method: str, draft_tokens: int, target: Transformer, near: Eagle, truth: list[list[int]]
+) -> None:
+    parts, trees = variant(method)
+    sizes: dict[str, Any] = {"n_pages": 14, "max_tokens": 64, "draft_tokens": draft_tokens}
+    rig = new_rig(parts, target, near, lookahead=3, budget=3, **trees, **sizes)
+    assert rig.run(new_requests(n=N_REQUESTS)) == truth
+    assert rig.scheduler.n_preemptions > 0
+
+
+@pytest.mark.parametrize(("method", "n_pages"), [("sd", 14), ("ssd-uniform", 300), ("swiftspec", 14)])
+def test_what_is_drafted_is_what_a_draft_says_that_reads_the_whole_text(
+    method: str, n_pages: int, target: Transformer, near: Eagle, truth: list[list[int]]
+) -> None:
+    """In company, after hits, with prompts in parts; rows are preempted, and the second time their pages are cached."""
+    sizes: dict[str, Any] = {"n_pages": n_pages, "max_tokens": 24, "lookahead": 3}
+    rig = new_rig(variant(method)[0], target, near, link=Checked, **sizes)
+    link = rig.round.draft
+    assert isinstance(link, Checked)
+    link.target, link.draft = target, near
+    for _ in range(2):
+        requests = new_requests(n=N_REQUESTS, max_tokens=8)
+        assert rig.run(requests) == [output[:8] for output in truth]
+    assert link.n_checked > 30
+    assert bool(link.n_prepared) == (method != "sd")
+    assert link.n_with_gaps < link.n_checked
+
+
+class Forgets(Inline):
+    """Loses its rows and what was computed meanwhile, from time to time."""
+
+    n_rounds = 0
+
+    def is_fresh(self) -> bool:
+        self.n_rounds += 1
+        return self.n_rounds % 7 == 0
+
+
+@pytest.mark.parametrize("method", ["sd", "ssd-uniform"])
+def test_a_draft_that_lost_features_goes_on_without_them(
+    method: str, target: Transformer, near: Eagle, truth: list[list[int]]
+) -> None:
+    """What the target computed meanwhile is a gap in the text; after it the draft is of use at once."""
+    rig = new_rig(variant(method)[0], target, near, link=Forgets)
+    outputs, n_accepted = accepted(rig, new_requests(n=N_REQUESTS))
+    assert outputs == truth
+    assert n_accepted > 10
+    assert isinstance(rig.side.drafter, TreeDrafter)
+
+
+@torch.inference_mode()
+def test_after_a_gap_positions_are_those_of_the_text(target: Transformer, near: Eagle) -> None:
+    """A row whose first features are lost computes what one does that never had those tokens, and is drafted with the
+    noise of its own positions."""
+    text, said = [5, 9, 2, 7, 7, 1, 30, 12, 4], dict[int, list[Tensor]]({0: [], 3: []})
+    features, none = whole(target, text), one(0)
+    for lost in said:
+        side, own = new_side(near), text[3 - lost :]
+        assert isinstance(side.drafter, TreeDrafter)
+        side.drafter.runner.logits = watched(side.drafter.runner.logits, said[lost])  # type: ignore[assignment]
+        side.admit([Joined(0, own, 1, 3, SamplingParams(temperature=1.0))])
+        n = len(own) - 1 - lost
+        given = Features(none, none + lost, none + n, features[-n:])
+        tokens = side.respond(replace(Outcome.nothing(), features=given), [0], [4]).tokens[0].tolist()
+        row = side.rows.get(0)
+        assert row is not None
+        for k, logits in enumerate(said[lost]):
+            assert int(Sampler(N_KNOWN)(logits.clone(), [(row.request, tokens[:k])])) == tokens[k]
+    assert torch.allclose(said[0][0], said[3][0], atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["sd", "saguaro", "ssd-uniform"])
+def test_rejection_at_temperature_0_gives_the_true_tokens(method: str, target: Transformer, near: Eagle) -> None:
+    requests = new_requests(["greedy"], n=N_REQUESTS)
+    rig = new_rig(under("rejection", method), target, near, lookahead=3, budget=4)
+    assert rig.run(requests) == [true_output(target, request) for request in requests]
+
+
+@pytest.mark.parametrize(("method", "width"), [("sd", 1), ("ssd-uniform", 1), ("swiftspec", 2)])
+def test_rejection_at_temperature_1_keeps_the_targets_law(
+    method: str, width: int, target: Transformer, near: Eagle
+) -> None:
+    """The second token of an output is the first that is speculated."""
+    n, prompt = 600, [3, 14, 15]
+    requests = [Request(f"r{i}", prompt, SamplingParams(max_tokens=3), 100 + i) for i in range(n)]
+    sizes: dict[str, Any] = {"max_rows": 200, "max_tokens": 4000, "n_pages": 2000, "draft_tokens": 9000, "lookahead": 2}
+    rig = new_rig(under("rejection", method), target, near, width=width, n_more=2, **sizes)
+    rig.run(requests)
+    first = true_logits(target, prompt)[:N_KNOWN].double().softmax(-1)
+    second = torch.stack([true_logits(target, [*prompt, t])[:N_KNOWN].double().softmax(-1) for t in range(N_KNOWN)])
+    law = first @ second
+    seen = Counter(request.output[1] for request in requests)
+    common = [token for token in range(N_KNOWN) if law[token] * n >= 5]
+    cells = [(seen[token], float(law[token]) * n) for token in common]
+    cells.append((n - sum(k for k, _ in cells), n - sum(e for _, e in cells)))
+    statistic = sum((k - e) ** 2 / e for k, e in cells)
+    assert (statistic - len(common)) / math.sqrt(2 * len(common)) < 3
+    assert rig.sources["draft"] > 0
+
+
+def test_captured_steps_refuse_it(near: Eagle) -> None:
+    with pytest.raises(ConfigError, match="runs captured steps, which have none; set device and draft_device to cpu"):
+        methods.draft_side(new_config(N_KNOWN), near, plain_kernels())
