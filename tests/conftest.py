@@ -1,6 +1,7 @@
 """What tests share: threads, the default model, and the order of files."""
 
 import os
+import signal
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does, and before torch is loaded
 os.environ["SAGUARO_LEARNT"] = "none"  # no test depends on what was measured in another, nor does the user's machine
@@ -38,8 +39,10 @@ LONGEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """pytest-xdist hands files out in the order of collection, not by how many tests they have."""
+    """pytest-xdist hands files out in the order of collection, not by how many tests they have. Tests of Ctrl-C need it
+    in this process and in those that it starts, even if a shell has started this one with Ctrl-C ignored."""
     config.option.loadscopereorder = False
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -41,6 +41,7 @@ from saguaro.link.inline import Inline
 from saguaro.link.null import NullLink
 from saguaro.methods import METHODS, Method
 from saguaro.model.spec import ModelSpec, Rope
+from saguaro.model.split import ALONE
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide, Round
 from saguaro.runner.runner import Runner
@@ -89,6 +90,7 @@ class Tabular:
             has_qk_norm=False,
             eos_ids=(),
         )
+        self.own_spec, self.split = self.spec, ALONE
         self.device, self.dtype = CPU, torch.float64
 
     def __call__(self, tokens: Tensor, positions: Tensor, attention: Any, by: Any = None) -> Tensor:  # -> [T, V]

@@ -71,7 +71,7 @@ def test_origins_differ_without_colour(server: Running, pages: Pages) -> None:
     lines = page.locator("#legend .token").evaluate_all(
         "all => all.map(getComputedStyle).map(style => style.textDecorationLine + ' ' + style.textDecorationStyle)"
     )
-    assert len(set(lines)) == 5
+    assert len(set(lines)) == 6
 
 
 def test_a_phone_has_nothing_to_scroll_sideways(server: Running, pages: Pages) -> None:

@@ -31,10 +31,11 @@ def rounds(n: int, seconds: float, start: float) -> list[dict[str, Any]]:
             {"source": "cache", "hit": True, "draft": spans},
             {"source": "draft", "hit": False, "draft": spans},
             {"source": "ngram", "hit": False, "draft": spans},
+            {"source": "suffix", "hit": False, "draft": spans},
             {"source": "random", "hit": False, "draft": {**spans, "prepare": None}},
             {"source": "empty", "hit": None, "drafted": [], "draft": spans},
         ]
-        kind = kinds[at % 5]
+        kind = kinds[at % len(kinds)]
         origin = kind["source"] if kind["source"] != "empty" else "target"
         found.append(round_of((" a", origin), (" b", "target"), number=at + 1, verify=verify, **kind))
     return found
@@ -72,7 +73,7 @@ def test_every_mark_is_in_the_legend(server: Running, pages: Pages) -> None:
     tokens = "all => [...new Set(all.map(one => one.className))].sort()"
     drawn = page.locator(".answer .token").evaluate_all(tokens)
     assert drawn == page.locator("#legend .token").evaluate_all(tokens)
-    assert len(drawn) == 5
+    assert len(drawn) == 6
     looks = """all => [...new Set(all.map((one) => {
       const { fill, stroke, strokeDasharray } = getComputedStyle(one);
       return [one.tagName, fill, stroke, strokeDasharray].join(" ");
