@@ -213,7 +213,8 @@ class Assembly:
     def _verifier(self, kv: KVPlan, scheduler: Scheduler) -> Verifier:
         model = self.target.model
         kernels = kernels_for(model.device)
-        sampler = Sampler(self.n_known, kernels.rank if kernels else ranker_for(model.device))
+        chosen_by = (kernels.rank, kernels.limits) if kernels else (ranker_for(model.device),)
+        sampler = Sampler(self.n_known, *chosen_by)
         rule = SharedNoise(sampler) if self.method.verification == "shared" else Rejection(sampler)
         shape = RunnerShape(
             n_pages=kv.n_pages,

@@ -12,7 +12,7 @@ from torch import Tensor
 from saguaro import rng
 from saguaro.kernels.native import at, is_there, library, n_threads
 
-Ranker = Callable[[Tensor, Tensor, Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
+Ranker = Callable[..., tuple[Tensor, Tensor]]  # `rank`
 
 
 def ranker_for(device: torch.device) -> Ranker | None:

@@ -30,6 +30,7 @@ class Kernels:
     """Kernel functions; each is documented where it is defined."""
 
     attend: Callable[..., Tensor]
+    limits: Callable[..., tuple[Tensor, Tensor]]
     choose: Callable[..., Tensor]
     rank: Callable[..., tuple[Tensor, Tensor]]
     products: Products
@@ -44,7 +45,7 @@ def kernels_for(device: torch.device) -> Kernels | None:
 def triton_kernels(device: torch.device) -> Kernels:
     """A bundle for one stream of this device."""
     try:
-        from saguaro.kernels import attention, grow, linear, sample
+        from saguaro.kernels import attention, grow, limits, linear, sample
     except ImportError as e:
         raise ConfigError(
             f"device is {device}, whose kernels need Triton, and it is not there ({e}); install triton, or set "
@@ -53,6 +54,7 @@ def triton_kernels(device: torch.device) -> Kernels:
     arrived = attention.counters(device)
     return Kernels(
         partial(attention.attend, arrived=arrived),
+        limits.limits,
         sample.choose,
         sample.rank,
         linear.TritonProducts(device, linear.choose_on(device)),
@@ -70,10 +72,11 @@ def tree_kernels_for(device: torch.device, kernels: Kernels | None) -> TreeKerne
 
 def plain_kernels() -> Kernels:
     """The plain-torch twins."""
-    from saguaro.kernels import attention, rotary, sample
+    from saguaro.kernels import attention, limits, rotary, sample
 
     return Kernels(
         attention.attend_plain,
+        limits.limits_plain,
         sample.choose_plain,
         sample.rank_plain,
         rotary.PlainProducts(),

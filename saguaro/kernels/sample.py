@@ -25,6 +25,7 @@ from torch import Tensor
 from saguaro import rng
 from saguaro.algo.verification import BROKEN
 from saguaro.kernels.launch import early, follow
+from saguaro.kernels.limits import Limits
 
 BLOCK = 1024  # tokens per program of the first kernel
 N_WARPS = 4  # of the first kernel
@@ -42,17 +43,25 @@ def choose(
     seeds: Tensor,  # [L] int64
     positions: Tensor,  # [L] int64, of the next token
     n_known: int,  # columns that are tokens; other columns are ignored
+    limits: Limits | None = None,  # of top-k, top-p and min-p (saguaro.kernels.limits); None: no row has any
 ) -> Tensor:  # [L] int64
     """Every row's token: argmax(logits / temperature + noise), plain argmax at temperature 0; ties to the lowest.
 
     BROKEN for a row with a NaN or +inf logit.
     """
-    return rank(logits, temperature, seeds, positions, n_known, 1, _marks=True)[0][:, 0]
+    return rank(logits, temperature, seeds, positions, n_known, 1, limits, _marks=True)[0][:, 0]
 
 
-def choose_plain(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, n_known: int) -> Tensor:
+def choose_plain(
+    logits: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    n_known: int,
+    limits: Limits | None = None,
+) -> Tensor:
     """The twin of `choose`."""
-    scores = _scores_plain(logits, temperature, seeds, positions, n_known)
+    scores = _scores_plain(logits, temperature, seeds, positions, n_known, limits)
     return scores.argmax(-1).masked_fill(scores.isnan().any(-1), BROKEN)
 
 
@@ -63,6 +72,7 @@ def rank(
     positions: Tensor,  # [L] int64, of the next token
     n_known: int,  # columns that are tokens; other columns are ignored
     n: int,
+    limits: Limits | None = None,  # see choose; only with n = 1
     *,
     _block: int = BLOCK,
     _marks: bool = False,  # the token of a NaN score is BROKEN
@@ -76,6 +86,7 @@ def rank(
     assert logits.dtype == temperature.dtype == torch.float32, (logits.dtype, temperature.dtype)
     assert logits.stride(1) == 1, logits.stride()
     assert 1 <= n <= min(n_known, _block), (n, n_known)
+    assert limits is None or n == 1, n
     assert n_known <= logits.shape[1], (n_known, logits.shape)
     n_blocks, group = triton.cdiv(n_known, _block), group_of(n, _block)
     n_groups = n_blocks * (_block // group)
@@ -84,9 +95,11 @@ def rank(
     scores = torch.empty(n_rows, n, dtype=torch.float32, device=logits.device)
     given = (logits, temperature, seeds, positions, best)
     launch = {"enable_fp_fusion": False, **early(logits.device)}
+    limited = (temperature, temperature) if limits is None else limits  # not read without limits
     _block_kernel[(n_blocks, n_rows)](
-        *given, n_known, logits.shape[1], logits.stride(0), BLOCK=_block, GROUP=group, num_warps=N_WARPS, **launch
-    )
+        *given, *limited, n_known, logits.shape[1], logits.stride(0),
+        BLOCK=_block, GROUP=group, LIMITED=limits is not None, num_warps=N_WARPS, **launch,
+    )  # fmt: skip
     width, n_pad = triton.next_power_of_2(n_groups), triton.next_power_of_2(n)
     n_keys = width if n == 1 else max(width, n_pad * group)  # per program
     _row_kernel[(n_rows,)](
@@ -106,16 +119,33 @@ def group_of(n: int, block: int = BLOCK) -> int:
 
 
 def rank_plain(
-    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, n_known: int, n: int
+    logits: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    n_known: int,
+    n: int,
+    limits: Limits | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The twin of `rank`."""
-    best = _scores_plain(logits, temperature, seeds, positions, n_known).sort(dim=-1, descending=True, stable=True)
+    best = _scores_plain(logits, temperature, seeds, positions, n_known, limits).sort(
+        dim=-1, descending=True, stable=True
+    )
     return best.indices[:, :n], best.values[:, :n]
 
 
-def _scores_plain(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, n_known: int) -> Tensor:
+def _scores_plain(
+    logits: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    n_known: int,
+    limits: Limits | None = None,
+) -> Tensor:
     logits, is_warm = logits[:, :n_known], temperature[:, None] > 0
-    warm = logits / torch.where(is_warm, temperature[:, None], 1.0) + rng.gumbel_all(seeds, positions, n_known)
+    best, least = (each[:, None] for each in limits) if limits is not None else (0.0, float("-inf"))
+    soft = (logits - best) / torch.where(is_warm, temperature[:, None], 1.0)
+    warm = torch.where(soft < least, float("-inf"), soft + rng.gumbel_all(seeds, positions, n_known))
     return torch.where(is_warm, warm, logits).masked_fill(~(logits < float("inf")), float("nan"))
 
 
@@ -164,8 +194,8 @@ def _keys(logits, scores, tokens):
 
 @triton.jit
 def _block_kernel(
-    logits, temperature, seeds, positions, best, n_known, n_columns, stride,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr,
+    logits, temperature, seeds, positions, best, bests, leasts, n_known, n_columns, stride,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, LIMITED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: the best key of each group of one block of one row, to best [L, n_groups]."""
     N: tl.constexpr = BLOCK // GROUP
@@ -178,7 +208,13 @@ def _block_kernel(
     scores = given
     heat = tl.load(temperature + row)
     if heat > 0:
-        scores = _warm(given, heat, tl.load(seeds + row), tl.load(positions + row), groups)
+        relative = given
+        if LIMITED:
+            relative = given - tl.load(bests + row)
+        scores = _warm(relative, heat, tl.load(seeds + row), tl.load(positions + row), groups)
+        if LIMITED:
+            soft = tl.div_rn(relative, tl.zeros_like(relative) + heat)
+            scores = tl.where(soft < tl.load(leasts + row), float("-inf"), scores)
     keys = tl.where(token < n_known, _keys(given, scores, token), NOTHING)
     tl.store(best + row * tl.num_programs(0) * N + groups, tl.max(keys, axis=1))
 

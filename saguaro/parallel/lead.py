@@ -32,6 +32,10 @@ class LeadRunner:
         with self.ranks.together(Order.STEP, self._number, encode_rows(rows, is_followed)):
             return self._own.run(rows, is_followed)
 
+    def last_logits(self, rows: Sequence[Segment]) -> Tensor:
+        """See Runner: every rank joins the logits of a captured step."""
+        return self._own.last_logits(rows)
+
     def warm(self, size: int) -> None:
         """See Runner."""
         with self.ranks.together(Order.WARM, self._number, [size]):

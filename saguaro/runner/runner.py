@@ -86,6 +86,11 @@ class Runner:
         logits = self.logits(hidden.index_select(0, step.logits_at))
         return Ran(logits, hidden, None if taps is None else taps.into)
 
+    def last_logits(self, rows: Sequence[Segment]) -> Tensor:  # [L, V]
+        """A copy of the logits of the last step, which was captured and was of these rows."""
+        assert self._captured is not None
+        return self._captured.logits(rows)
+
     def move(self, sources: Tensor, kv_index: Tensor) -> None:  # [T], [T]
         """Copy keys and values of all layers from some places to others."""
         self.cache.move(sources.to(self.device), kv_index.to(self.device))

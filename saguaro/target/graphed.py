@@ -1,7 +1,7 @@
-"""Shared noise within a captured step: what follows the logits, for requests with only a temperature and a seed.
+"""Shared noise within a captured step, for requests with a temperature, top-k, top-p and min-p.
 
-The target's tokens are chosen and compared with the speculation. Of trees, the keys and values of accepted nodes are
-also moved right behind the text.
+What follows the logits: the target's tokens are chosen and compared with the speculation. Of trees, the keys and values
+of accepted nodes are also moved right behind the text.
 """
 
 import struct
@@ -26,7 +26,8 @@ from saguaro.types import Speculation
 MOST_FLOAT = torch.finfo(torch.float32).max
 
 # A row's facts. DECIDES: 1 if the step's own decision counts, 0 if the host decides and nothing may be moved.
-SEED, TEMPERATURE, DECIDES = range(3)
+SEED, TEMPERATURE, DECIDES, TOP_K, TOP_P, LOG_MIN_P = range(6)
+N_FACTS = 6
 
 
 def captured_steps(
@@ -34,15 +35,25 @@ def captured_steps(
 ) -> CapturedSteps:
     """Steps that verify chains, and trees if there are more nodes than the depth."""
     sizes = {"longest": longest, "max_rows": max_rows, "depth": depth, "nodes": nodes}
-    follow = partial(_decide, partial(kernels.choose, n_known=n_known), cache)
-    return CapturedSteps(follow, cache, n_facts=3, n_found=2 + depth if nodes > depth else 2, **sizes)
+    follow = partial(_decide, partial(_choose, kernels, n_known), cache)
+    return CapturedSteps(follow, cache, n_facts=N_FACTS, n_found=2 + depth if nodes > depth else 2, **sizes)
 
 
-def _decide(choose: Callable[..., Tensor], cache: KVCache, at: Computed) -> Tensor:  # [R, 2], of trees [R, 2 + D]
+def _choose(kernels: Kernels, n_known: int, at: Computed) -> Tensor:  # [R * (N + 1)] int64
+    """The target's token after every position."""
+    width = len(at.columns)
+    heat, seeds = noise_of(at.facts[:, TEMPERATURE], at.facts[:, SEED], width)
+    top_k, *floats = (each[:, None].expand(-1, width).flatten() for each in at.facts[:, TOP_K:].unbind(1))
+    limits = kernels.limits(at.logits, heat, top_k, *map(as_float, floats), n_known)
+    return kernels.choose(at.logits, heat, seeds, at.step.positions + 1, n_known, limits)
+
+
+def _decide(
+    choose: Callable[[Computed], Tensor], cache: KVCache, at: Computed
+) -> Tensor:  # [R, 2], of trees [R, 2 + D]
     """Choose, accept, and of trees move: n_accepted, bonus (or BROKEN); of trees also the path, then -1."""
     size, width, grown = len(at.n), len(at.columns), at.trees
-    noise = noise_of(at.facts[:, TEMPERATURE], at.facts[:, SEED], width)
-    chosen = choose(at.logits, *noise, at.step.positions + 1)
+    chosen = choose(at)
     columns = from_left(at.n, at.columns)  # [R, N+1]
     targets = chosen.view(size, width).gather(1, columns)  # [R, N+1]: the target's tokens after the text and each node
     drafted = at.step.tokens.view(size, width).gather(1, columns[:, 1:])  # [R, N]
@@ -56,7 +67,8 @@ def _decide(choose: Callable[..., Tensor], cache: KVCache, at: Computed) -> Tens
 
 def facts_of(request: Request, decides: bool) -> list[int]:
     """What the captured step knows of a request."""
-    return [request.seed, float_bits(request.params.temperature), decides]
+    p = request.params
+    return [request.seed, float_bits(p.temperature), decides, p.top_k, float_bits(p.top_p), float_bits(_log(p.min_p))]
 
 
 def decision_of(found: Tensor, spec: Speculation) -> Decision:  # [R, n_found]
@@ -100,4 +112,10 @@ def float_bits(value: float) -> int:
     >>> hex(float_bits(1.0))
     '0x3f800000'
     """
-    return int.from_bytes(struct.pack("<f", min(value, MOST_FLOAT)), "little")
+    return int.from_bytes(struct.pack("<f", min(value, MOST_FLOAT)), "little", signed=True)
+
+
+@lru_cache
+def _log(value: float) -> float:
+    """The logarithm in float32, as saguaro.algo.sampling has it."""
+    return float(torch.tensor(value, dtype=torch.float32).log())

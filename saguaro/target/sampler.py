@@ -5,7 +5,7 @@ tokens, so penalties and limits count those tokens as output.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,15 +21,18 @@ from saguaro.types import TokenLogprobs
 
 Context = tuple[Request, Sequence[int]]  # a request, and the speculated tokens before this logit
 
+Limiter = Callable[..., tuple[Tensor, Tensor]]  # see saguaro.kernels.limits
+
 MANY = 2**31  # larger than any vocabulary, limits top_k
 
 
 class Sampler:
     """Chooses tokens. Holds only the vocabulary size, and a kernel for plain requests if there is one."""
 
-    def __init__(self, n_known: int, kernel: Ranker | None = None) -> None:
+    def __init__(self, n_known: int, kernel: Ranker | None = None, limits: Limiter | None = None) -> None:
+        """limits: with it, the kernel also takes requests with top-k, top-p and min-p."""
         self.n_known = n_known  # number of tokenizer ids; later rows of the head are padding
-        self._kernel = kernel
+        self._kernel, self._limits = kernel, limits
 
     def __call__(self, logits: Tensor, places: Sequence[Context]) -> Tensor:  # [L, V] -> [L] int64
         """The target's token at every position, BROKEN if logits are not finite. The code path depends on the request
@@ -38,9 +41,14 @@ class Sampler:
         if self._kernel is None or logits.dtype != torch.float32:
             broken = is_broken(logits[:, : self.n_known])
             return choose(self.shape(logits, places), each).masked_fill_(broken, BROKEN)
-        ranked, scores = self._kernel(logits, each.temperature, each.seeds, each.positions, self.n_known, 1)
+        given = (logits, each.temperature, each.seeds, each.positions, self.n_known, 1)
+        if self._limits is None:
+            (ranked, scores), takes = self._kernel(*given), is_plain
+        else:
+            restricted = each.temperature, each.top_k, each.top_p, each.min_p.log(), self.n_known
+            (ranked, scores), takes = self._kernel(*given, self._limits(logits, *restricted)), is_unadjusted
         tokens = ranked[:, 0]
-        at, odd = _odd(places, logits.device)
+        at, odd = _others(places, takes, logits.device)
         if odd:
             tokens[at] = choose(self.shape(logits[at], odd), each.select(at))
         return tokens.masked_fill_(scores[:, 0].isnan(), BROKEN)
@@ -53,7 +61,7 @@ class Sampler:
         if self._kernel is None or logits.dtype != torch.float32:
             return sampling.rank(self.shape(logits, places)[:, : self.n_known], each, n)
         tokens, scores = self._kernel(logits, each.temperature, each.seeds, each.positions, self.n_known, n)
-        at, odd = _odd(places, logits.device)
+        at, odd = _others(places, is_plain, logits.device)
         if odd:
             tokens[at], scores[at] = sampling.rank(self.shape(logits[at], odd)[:, : self.n_known], each.select(at), n)
         return tokens, scores
@@ -71,9 +79,11 @@ class Sampler:
         return logits
 
 
-def _odd(places: Sequence[Context], device: torch.device) -> tuple[Tensor, list[Context]]:
-    """The positions of requests that are not plain: their indices and contexts."""
-    odd = [index for index, (request, _) in enumerate(places) if not is_plain(request.params)]
+def _others(
+    places: Sequence[Context], takes: Callable[[SamplingParams], bool], device: torch.device
+) -> tuple[Tensor, list[Context]]:
+    """The positions of requests that the kernel does not take: their indices and contexts."""
+    odd = [index for index, (request, _) in enumerate(places) if not takes(request.params)]
     return torch.tensor(odd, device=device), [places[index] for index in odd]
 
 
@@ -84,9 +94,18 @@ def is_plain(params: SamplingParams) -> bool:
     (True, False)
     """
     is_free = params.temperature == 0 or (params.top_k <= 0 and params.top_p == 1 and params.min_p == 0)
+    return is_free and is_unadjusted(params)
+
+
+def is_unadjusted(params: SamplingParams) -> bool:
+    """Whether a token depends on the logits alone, and not on earlier tokens, a bias or allowed tokens.
+
+    >>> is_unadjusted(SamplingParams(top_p=0.9)), is_unadjusted(SamplingParams(presence_penalty=1.0))
+    (True, False)
+    """
     is_fresh = params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
     is_open = params.structured is None and not params.allowed_token_ids
-    return is_free and is_fresh and is_open and not params.logit_bias and params.min_tokens == 0
+    return is_fresh and is_open and not params.logit_bias and params.min_tokens == 0
 
 
 def rules(places: Sequence[Context], device: torch.device) -> Rules:

@@ -24,7 +24,7 @@ from saguaro.target.graphed import decision_of, facts_of
 from saguaro.target.pinned import Pins
 from saguaro.target.request import Request
 from saguaro.target.rules import Decision, Rule, SharedNoise
-from saguaro.target.sampler import Context, is_plain, logprobs, prompt_logprobs
+from saguaro.target.sampler import Context, is_unadjusted, logprobs, prompt_logprobs
 from saguaro.target.scheduler import Batch, BatchRow
 from saguaro.types import Features, Outcome, Speculation, TokenLogprobs
 
@@ -101,6 +101,9 @@ class Runs(Protocol):
     def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | Ran:
         """See Runner."""
 
+    def last_logits(self, rows: Sequence[Segment]) -> Tensor:
+        """See Runner."""
+
     def warm(self, size: int) -> None:
         """See Runner."""
 
@@ -136,15 +139,17 @@ class Verifier:
 
     def _launch(self, batch: Batch, spec: Speculation) -> Pending:
         drafted = [tokens[:n] for tokens, n in zip(spec.tokens.tolist(), spec.length.tolist(), strict=True)]
-        in_step = isinstance(self._rule, SharedNoise) and all(_is_simple(row.request) for row in batch.rows)
+        is_simple = all(is_unadjusted(row.request.params) for row in batch.rows)
+        in_step = isinstance(self._rule, SharedNoise) and is_simple
         each = zip_longest(batch.rows, drafted, spec.parents())  # the last rows sample nothing
         segments = [_segment(row, tokens or (), parents, in_step) for row, tokens, parents in each]
         ran = self._runner.run(segments, in_step)
         slots = [row.request.slot for row in batch.sampling]
-        if isinstance(ran, Followed):
-            return Pending(batch, spec, slots, drafted, ran)
-        logits, hidden, computed = ran
         wants_logprobs = any(row.request.params.logprobs is not None for row in batch.sampling)
+        if isinstance(ran, Followed):
+            raw = self._runner.last_logits(segments)[:, : self._n_known] if wants_logprobs else None
+            return Pending(batch, spec, slots, drafted, ran, raw)
+        logits, hidden, computed = ran
         raw = logits[:, : self._n_known].clone() if wants_logprobs else None
         decision = self.decide(batch, spec, drafted, logits)
         self.straighten(batch, decision)
@@ -232,10 +237,6 @@ def _features(batch: Batch, segments: list[Segment], decision: Decision, compute
     slots, starts, lengths = torch.tensor(known, dtype=torch.int64).view(-1, 3).unbind(1)
     taken = torch.tensor(places, dtype=torch.int64).to(computed.device)
     return Features(slots, starts, lengths, computed.index_select(0, taken))
-
-
-def _is_simple(request: Request) -> bool:
-    return request.params.logprobs is None and is_plain(request.params)
 
 
 def _contexts(request: Request, tokens: Sequence[int], parents: Sequence[int] | None) -> list[Context]:

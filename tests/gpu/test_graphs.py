@@ -32,6 +32,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "warm": {"temperature": 1.0},
     "restricted": {"temperature": 1.0, "top_p": 0.9, "top_k": 20},
+    "least": {"temperature": 1.3, "min_p": 0.1, "logprobs": 2},
     "penalised": {"temperature": 0.8, "repetition_penalty": 1.2, "logit_bias": {5: 1.0}},
     "structured": {"temperature": 1.0, "structured": {"json": True}},
 }

@@ -136,12 +136,14 @@ def launch_attention(n_rows: int, longest: int, n_heads: int, n_kv: int, d: int)
 
 
 def launch_sampling() -> None:
-    """The one best token, and the best few."""
+    """The one best token, with and without limits, and the best few."""
+    from saguaro.kernels.limits import limits
     from saguaro.kernels.sample import choose, rank
 
     logits, heat = empty(9, 151936, dtype=torch.float32), empty(9, dtype=torch.float32)
     seeds, positions = empty(9, dtype=torch.int64), empty(9, dtype=torch.int64)
     choose(logits, heat, seeds, positions, 151936)
+    choose(logits, heat, seeds, positions, 151936, limits(logits, heat, seeds, heat, heat, 151936))
     rank(logits, heat, seeds, positions, 151936, 9)
 
 

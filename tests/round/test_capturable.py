@@ -97,8 +97,9 @@ def _noisy_all(scores: Tensor, seeds: Tensor, positions: Tensor, n: int) -> Tens
 
 def _kernels(watch: _Watch) -> Kernels:
     plain = plain_kernels()
-    attend, choose, rank = (_free(watch, each) for each in (plain.attend, plain.choose, plain.rank))
-    return replace(plain, attend=attend, choose=choose, rank=rank)
+    each = (plain.attend, plain.limits, plain.choose, plain.rank)
+    attend, limits, choose, rank = (_free(watch, one) for one in each)
+    return replace(plain, attend=attend, limits=limits, choose=choose, rank=rank)
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def new_rig(
         lookahead=nodes if method.drafts else 0,
         depth=lookahead if method.drafts else 0,
     )
-    rule = RULES[method.verification](Sampler(N_KNOWN, kernels.rank if kernels else None))
+    rule = RULES[method.verification](Sampler(N_KNOWN, *((kernels.rank, kernels.limits) if kernels else ())))
     sizes = {"max_rows": max_rows, "depth": scheduler.depth, "nodes": scheduler.lookahead, "longest": SPEC.max_length}
     captured = captured_steps(kernels, cache, n_known=N_KNOWN, **sizes) if kernels else None
     taps = draft.eagle.taps if isinstance(draft, Eagle) and method.needs_model else ()

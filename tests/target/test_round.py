@@ -67,6 +67,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "warm": {"temperature": 1.0},
     "penalised": {"temperature": 1.0, "repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+    "limited": {"temperature": 1.3, "top_k": 12, "top_p": 0.9, "min_p": 0.02},
     "restricted": {"temperature": 1.3, "top_k": 12, "top_p": 0.9, "min_p": 0.02, "logit_bias": {3: 2.0}},
     "stopping": {"temperature": 1.0, "stop_token_ids": tuple(range(4)), "min_tokens": 6},
 }
