@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from saguaro.model.split import Cut
-from saguaro.model.stored import Stored
+from saguaro.model.stored import Found
 
 
 class Packed(Protocol):
@@ -28,10 +28,10 @@ class Packed(Protocol):
         """A weight that `fill` fills."""
 
     @staticmethod
-    def decode(found: Tensor | Stored, place: Tensor) -> None:
+    def decode(found: Found, place: Tensor) -> None:
         """Copy a tensor of a checkpoint to a plain one beside such weights."""
 
-    def fill(self, first: int, rows: Tensor | Stored) -> None:
+    def fill(self, first: int, rows: Found) -> None:
         """Pack a matrix [n, in] of a checkpoint as the outputs from `first` on."""
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -46,7 +46,7 @@ class PackedPart:
     first: int
     n: int
 
-    def fill(self, found: Tensor | Stored) -> None:  # [n, in]
+    def fill(self, found: Found) -> None:  # [n, in]
         """Pack the matrix."""
         assert found.shape[0] == self.n, (found.shape, self.n)
         self.weight.fill(self.first, found)

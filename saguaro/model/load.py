@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from saguaro.errors import CapacityError, CorruptModel, DownloadError, ModelNotFound, UnsupportedModel
 from saguaro.model.eagle_config import is_eagle
 from saguaro.model.files import AGAIN, brief, is_there, read_json, shortened
+from saguaro.model.folder import ModelFolder
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.hf_config import read_spec
 from saguaro.model.layout import Layout
@@ -20,11 +21,11 @@ from saguaro.model.linear import Linear, Packed
 from saguaro.model.shapes import EMBEDDING, HEAD, Shapes
 from saguaro.model.spec import ModelSpec
 from saguaro.model.split import ALONE, Split, check_split
-from saguaro.model.stored import Stored
+from saguaro.model.stored import Found
 from saguaro.model.token_map import FILE as TOKEN_MAP
 from saguaro.model.token_map import read_token_map
 from saguaro.model.transformer import Transformer
-from saguaro.model.weights import cuts, decode, fill, read_tensor, safetensors_in, shapes_in_folder
+from saguaro.model.weights import cuts, decode, fill
 from saguaro.types import Progress
 
 TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "config.json", "*.jinja"]
@@ -116,10 +117,11 @@ def load(
             )
         spec = read_spec(path)
         token_map = read_token_map(path, spec.n_vocab)
-        Shapes(spec, None if token_map is None else len(token_map)).check(shapes_in_folder(path), path)
+        folder = ModelFolder(path)
+        Shapes(spec, None if token_map is None else len(token_map)).check(folder.shapes(), path)
         check_split(spec, split.size)
         model = _allocate(spec, device, dtype, token_map, kind, split)
-        fill(model, safetensors_in(path, cuts(model)), progress, decode_of(kind))
+        fill(model, folder.tensors(cuts(model)), progress, decode_of(kind))
     _check_frequencies(model.frequencies, path)
     return Loaded(name, path, model)
 
@@ -162,9 +164,10 @@ def load_borrower(
     token_map = read_token_map(path, spec.n_vocab)
     if token_map is None:
         raise CorruptModel(f"{path} borrows its target's embedding and has no {TOKEN_MAP}; write the draft again")
-    Shapes(spec, len(token_map), is_lent=True).check(shapes_in_folder(path), path)
+    folder = ModelFolder(path)
+    Shapes(spec, len(token_map), is_lent=True).check(folder.shapes(), path)
     model = borrower(spec, token_map, embedding, device, dtype, kind)
-    fill(model, safetensors_in(path), decode=decode_of(kind))
+    fill(model, folder.tensors(), decode=decode_of(kind))
     frequencies = _about(path).get("frequencies")
     if frequencies is not None:
         model.frequencies = _as_frequencies(frequencies, spec, path).to(device)
@@ -234,20 +237,20 @@ def read_head(
     return head
 
 
-def _read_matrix(path: Path, name: str, gguf_name: str) -> Tensor | Stored:
-    found: Tensor | Stored
+def _read_matrix(path: Path, name: str, gguf_name: str) -> Found:
+    found: Found
     if path.suffix == ".gguf":
         source = GGUFModel(path)
         source.infos = {own: info for own, info in source.infos.items() if own == gguf_name}
         found = next(weight for _, weight in source.tensors())
     else:
-        found = read_tensor(path, name)
+        found = ModelFolder(path).read(name)
     if len(found.shape) != 2:
         raise CorruptModel(f"{path} holds {name!r} of shape {list(found.shape)}; it has two sizes: {AGAIN}")
     return found
 
 
-def decode_of(kind: type[Packed] | None) -> Callable[[Tensor | Stored, Tensor], None]:
+def decode_of(kind: type[Packed] | None) -> Callable[[Found, Tensor], None]:
     """How tensors that are not packed are decoded."""
     return decode if kind is None else kind.decode
 
