@@ -44,7 +44,8 @@ def find_format(name: str, device: torch.device) -> str:
     """Check the name of a format; auto: the fastest of the device."""
     if name in ("half", "float16"):
         raise ConfigError(
-            f"dtype is {name!r}; there are no kernels for float16: use bfloat16, of the same size, float32 or auto"
+            f"dtype is {name!r}; nothing is computed in float16: use bfloat16, of the same size, float32 or auto, "
+            "which read float16 checkpoints too"
         )
     if name != "auto" and name not in FORMATS:
         raise ConfigError(f"dtype is {name!r}; it must be one of auto, {', '.join(FORMATS)}")

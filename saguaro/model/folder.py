@@ -3,6 +3,8 @@
 Invariant: a tensor that has scales is never read without them, whichever file of the folder holds them.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +15,12 @@ from torch import Tensor
 
 from saguaro.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from saguaro.model.files import AGAIN, is_there, neighbour, read_json, shortened
-from saguaro.model.quantization import READS, is_kept, read_quantization
+from saguaro.model.quantization import READS, read_quantization
 from saguaro.model.scaled import INT8_ROWS, Scaled, Scheme, Shape
 from saguaro.model.split import Cut
 
 FLOATS = ("F32", "BF16", "F16", "F64", "F8_E4M3", "F8_E5M2")  # as safetensors names them
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}  # their names in torch
 SCALES = ("_scale", "_scale_inv")  # what follows a matrix's name in that of its scales
 OTHERS = {  # ends of the names of tensors that belong to quantisations, and what they say
     ".k_scale": "scales of quantised keys",
@@ -45,6 +48,16 @@ class ModelFolder:
     def quantization(self) -> Scheme | None:
         """How the config says that matrices are stored; None: it says nothing."""
         return read_quantization(self.path) if is_there(self.path / "config.json") else None
+
+    @property
+    def formats(self) -> list[str]:
+        """How tensors are stored, those with the most weights first."""
+        n_weights: Counter[str] = Counter()
+        for name, (dtype, shape) in self.stored.items():
+            if not self._belongs(name):
+                scheme = self._scheme(dtype)
+                n_weights[DTYPES.get(dtype, dtype) if scheme is None else scheme.name] += math.prod(shape)
+        return [said for said, _ in n_weights.most_common()]
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of every tensor with its scales multiplied out. Raise unless all tensors can be read."""
@@ -107,7 +120,7 @@ class ModelFolder:
     def _check_scale(self, name: str, shape: Shape, scheme: Scheme) -> None:
         kind, scale = scheme.name.partition(" (")[0].partition(",")[0], name + scheme.scale
         where, again = f"{self.path}: {name!r}", "write the model again" if scheme is INT8_ROWS else AGAIN
-        if is_kept(name, scheme.kept):
+        if name.rpartition(".")[0] in scheme.kept:
             raise CorruptModel(f"{where} is {kind}, and config.json lists its module as not converted; {again}")
         if scale not in self.stored:
             raise CorruptModel(f"{where} is {kind} and {scale!r} is not beside it; {again}")

@@ -1,7 +1,9 @@
 """Find and load a model by name: a local folder, a .gguf file, or a Hub id."""
 
+import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +29,8 @@ from saguaro.model.token_map import read_token_map
 from saguaro.model.transformer import Transformer
 from saguaro.model.weights import cuts, decode, fill
 from saguaro.types import Progress
+
+log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "config.json", "*.jinja"]
 TOKENIZER_FILES += ["vocab.json", "vocab.txt", "merges.txt"]
@@ -121,9 +125,33 @@ def load(
         Shapes(spec, None if token_map is None else len(token_map)).check(folder.shapes(), path)
         check_split(spec, split.size)
         model = _allocate(spec, device, dtype, token_map, kind, split)
+        if kind is None and split.rank == 0:
+            _say_conversion(name, folder, dtype)
         fill(model, folder.tensors(cuts(model)), progress, decode_of(kind))
     _check_frequencies(model.frequencies, path)
     return Loaded(name, path, model)
+
+
+def _say_conversion(name: str, folder: ModelFolder, dtype: torch.dtype) -> None:
+    """Say what loading plain weights of this dtype changes: their size, or their precision."""
+    into = str(dtype).removeprefix("torch.")
+    if folder.quantization is not None:
+        log.warning(
+            "%s is stored in %s; it is converted to %s while loading, and takes the memory of %s",
+            *(name, folder.quantization.name, into, into),
+        )
+    elif folder.formats[:1] == ["float16"] and dtype == torch.bfloat16:
+        log.warning("%s is stored in float16; it is rounded to bfloat16, 8 bits of 11: dtype float32 keeps all", name)
+
+
+def stored_as(path: Path) -> str:
+    """How the file or folder of a model stores its weights, for people; of several formats the most used first."""
+    if path.suffix != ".gguf":
+        return f"safetensors: {'; '.join(ModelFolder(path).formats)}"
+    n_bytes: Counter[str] = Counter()
+    for info in GGUFModel(path).infos.values():
+        n_bytes[info.kind.name] += info.n_bytes
+    return f"GGUF: {'; '.join(kind for kind, _ in n_bytes.most_common())}"
 
 
 def borrows(path: Path) -> bool:

@@ -9,15 +9,14 @@ Only weights are dequantised; activations stay in the dtype of computation, wher
 layouts ask for. Which matrices are stored so is read from the tensors: the layouts also list modules that are not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from saguaro.errors import CorruptModel, UnsupportedModel
 from saguaro.model.files import AGAIN, brief, is_there, read_json
-from saguaro.model.scaled import Scheme
+from saguaro.model.scaled import Modules, Scheme
 
 FILE = "hf_quant_config.json"  # ModelOpt's, beside config.json
 E4M3 = "F8_E4M3"
@@ -26,6 +25,7 @@ READS = (
     "activations), and whole matrices or rows (ModelOpt): use such a checkpoint, use the unquantised checkpoint or a "
     "GGUF file"
 )
+MOST_PATTERNS = 1000  # with wildcards, in a list of modules
 _REGEX = "re:"  # begins a regular expression in compressed-tensors' lists
 
 
@@ -36,7 +36,7 @@ def read_quantization(folder: Path) -> Scheme | None:
     if not is_there(own):
         return said
     also = parse_quantization(_of_modelopt(read_json(own), str(own)), str(own))
-    if said is not None and also is not None and replace(said, kept=()) != replace(also, kept=()):
+    if said is not None and also is not None and replace(said, kept=Modules()) != replace(also, kept=Modules()):
         raise CorruptModel(f"{own} says {also.name}, and config.json {said.name}: they do not agree; {AGAIN}")
     return said or also
 
@@ -61,22 +61,6 @@ def parse_quantization(about: object, source: str = "config.json") -> Scheme | N
         raise CorruptModel(f"{source} has no complete quantization_config of {method} ({e!r}); {AGAIN}") from e
 
 
-def is_kept(name: str, kept: Sequence[str]) -> bool:
-    """Whether a list names the module of this tensor as not converted: by its name, that of a module around it, or with
-    wildcards. Regular expressions say nothing here: those of a file could take forever.
-
-    >>> is_kept("model.layers.1.mlp.up_proj.weight", ["lm_head", "model.layers.1"])
-    True
-    >>> is_kept("lm_head.weight", ["*head"])
-    True
-    >>> is_kept("model.layers.10.mlp.up_proj.weight", ["model.layers.1", "re:.*up_proj", "mlp"])
-    False
-    """
-    module = name.rpartition(".")[0]
-    names = [each for each in kept if not each.startswith(_REGEX)]
-    return any(module == each or module.startswith(f"{each}.") or fnmatchcase(module, each) for each in names)
-
-
 def _blocks(about: Mapping[str, Any], source: str) -> Scheme:
     """Qwen3-FP8 and DeepSeek."""
     if about.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
@@ -90,7 +74,7 @@ def _blocks(about: Mapping[str, Any], source: str) -> Scheme:
         raise _unsupported("quant_method fp8 without weight_block_size", source)
     block = _block(about["weight_block_size"], "weight_block_size")
     kept = about.get("modules_to_not_convert") or about.get("ignored_layers")
-    return Scheme(_named(block), E4M3, "_scale_inv", block, kept=_names(kept))
+    return Scheme(_named(block), E4M3, "_scale_inv", block, kept=_modules(kept))
 
 
 def _compressed(about: Mapping[str, Any], source: str) -> Scheme:
@@ -106,7 +90,7 @@ def _compressed(about: Mapping[str, Any], source: str) -> Scheme:
     schemes = [_group(group, source) for group in about["config_groups"].values()]
     if len(set(schemes)) != 1:
         raise _unsupported(f"compressed-tensors with {len(set(schemes))} different config_groups", source)
-    return replace(schemes[0], kept=_names(about.get("ignore")))
+    return replace(schemes[0], kept=_modules(about.get("ignore")))
 
 
 def _group(group: Mapping[str, Any], source: str) -> Scheme:
@@ -144,7 +128,7 @@ def _modelopt(about: Mapping[str, Any], source: str) -> Scheme:
     for key in ("kv_cache_quant_algo", "kv_cache_scheme"):
         if about.get(key):
             raise _unsupported(f"ModelOpt with quantised keys and values ({key})", source)
-    kept = _names(about.get("exclude_modules") or about.get("ignore"))
+    kept = _modules(about.get("exclude_modules") or about.get("ignore"))
     return replace(_with_scales(blocks[algorithm]), unread=(".input_scale",), kept=kept)
 
 
@@ -172,10 +156,15 @@ def _block(found: object, key: str) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _names(found: object) -> tuple[str, ...]:
+def _modules(found: object) -> Modules:
+    """A list of modules. Its regular expressions are left out: those of a file could take forever."""
     if found is not None and not (isinstance(found, list) and all(isinstance(name, str) for name in found)):
         raise TypeError(f"the list of modules that are not converted is {brief(found)}")
-    return tuple(found or ())
+    names = [name for name in found or () if not name.startswith(_REGEX)]
+    patterns = tuple(name for name in names if "*" in name)
+    if len(patterns) > MOST_PATTERNS:
+        raise ValueError(f"{len(patterns)} modules with wildcards are not converted; at most {MOST_PATTERNS} are read")
+    return Modules(frozenset(names), patterns)
 
 
 def _unsupported(what: str, source: str) -> UnsupportedModel:

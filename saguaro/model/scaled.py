@@ -4,6 +4,8 @@ A scheme says which blocks have a scale: so many rows and columns of the stored 
 """
 
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -11,6 +13,23 @@ from torch import Tensor
 from saguaro.model.split import Cut
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Modules:
+    """Modules that a config lists: by their names, those of modules around them, or wildcards.
+
+    >>> kept = Modules(frozenset({"model.layers.1"}), ("*head",))
+    >>> ["model.layers.1.mlp.up_proj" in kept, "model.layers.10.mlp.up_proj" in kept, "lm_head" in kept]
+    [True, False, True]
+    """
+
+    names: frozenset[str] = frozenset()
+    patterns: tuple[str, ...] = ()
+
+    def __contains__(self, module: str) -> bool:
+        around = accumulate(module.split("."), "{}.{}".format)
+        return not self.names.isdisjoint(around) or any(fnmatchcase(module, each) for each in self.patterns)
 
 
 @dataclass(frozen=True)
@@ -22,7 +41,7 @@ class Scheme:
     scale: str  # what follows a matrix's name in that of its scales
     block: tuple[int | None, int | None]  # rows and columns that share a scale; None: all
     unread: tuple[str, ...] = ()  # ends of the names of tensors that are not needed
-    kept: tuple[str, ...] = ()  # modules that are not stored so, as the config names them
+    kept: Modules = Modules()  # that are not stored so
 
     def block_of(self, shape: Shape) -> tuple[int, int]:
         """The rows and columns of a block of a matrix.

@@ -24,8 +24,11 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("half", "dtype is 'half'; there are no kernels for float16: use bfloat16"),
-        ("float16", "dtype is 'float16'; there are no kernels for float16: use bfloat16"),
+        ("half", "dtype is 'half'; nothing is computed in float16: use bfloat16, .* which read float16 checkpoints"),
+        (
+            "float16",
+            "dtype is 'float16'; nothing is computed in float16: use bfloat16, .* which read float16 checkpoints",
+        ),
         ("fp8", f"dtype is 'fp8'; it must be one of auto, {', '.join(FORMATS)}"),
     ],
 )
