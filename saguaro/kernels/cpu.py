@@ -14,6 +14,7 @@ from saguaro.model.products import COMPOSED, KVWrite, QKNormRope, Residual, adde
 from saguaro.model.scaled import Scaled
 from saguaro.model.stored import Found, Stored, decoded
 
+CPU = torch.device("cpu")
 UNIT = 32  # inputs are padded to a multiple of it
 PANEL = 16  # outputs that are computed together
 GGML_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}  # their numbers in a GGUF file
@@ -62,9 +63,6 @@ class CPUWeight(Packed, Protocol):
     n_out: int
     width: int  # of its input rows
     address: int  # of its Matrix
-
-    def __init__(self, weight: Tensor) -> None:
-        """Pack a tensor [out, in]."""
 
     @staticmethod
     def rows(n_rows: int, n: int) -> Rows:
@@ -145,12 +143,14 @@ class CPUProducts:
 class Int8Weight:
     """An int8 matrix with one scale per output."""
 
+    packs_head = True
+
     def __init__(self, weight: Tensor) -> None:  # [out, in]
         self._allocate(*weight.shape)
         self.fill(0, weight)
 
     @classmethod
-    def empty(cls, n_out: int, n_in: int) -> "Int8Weight":
+    def empty(cls, n_out: int, n_in: int, device: torch.device = CPU) -> "Int8Weight":
         """See Packed."""
         made = cls.__new__(cls)
         made._allocate(n_out, n_in)
@@ -190,12 +190,14 @@ class Int8Weight:
 class Float32Weight:
     """A float32 matrix."""
 
+    packs_head = True
+
     def __init__(self, weight: Tensor) -> None:  # [out, in]
         self._allocate(*weight.shape)
         self.fill(0, weight)
 
     @classmethod
-    def empty(cls, n_out: int, n_in: int) -> "Float32Weight":
+    def empty(cls, n_out: int, n_in: int, device: torch.device = CPU) -> "Float32Weight":
         """See Packed."""
         made = cls.__new__(cls)
         made._allocate(n_out, n_in)

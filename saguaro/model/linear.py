@@ -5,7 +5,7 @@ on a CPU, where a product of few rows then reads the weight at full bandwidth (b
 as in the checkpoints. A packed weight is an object that computes its own product; see saguaro.kernels.formats.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -22,9 +22,13 @@ class Packed(Protocol):
 
     n_params: int
     n_bytes: int
+    packs_head: bool  # whether the head is packed too; if not it is plain
+
+    def __init__(self, weight: Tensor) -> None:
+        """Pack a tensor [out, in]."""
 
     @classmethod
-    def empty(cls, n_out: int, n_in: int) -> "Packed":
+    def empty(cls, n_out: int, n_in: int, device: torch.device) -> "Packed":
         """A weight that `fill` fills."""
 
     @staticmethod
@@ -107,7 +111,7 @@ class Linear(nn.Module):
         named = zip(self._parts.items(), firsts, strict=False)
         return {f"{name}.weight": PackedPart(self.weight, first, n) for (name, n), first in named}
 
-    def pack(self, kind: Callable[[Tensor], Packed]) -> None:
+    def pack(self, kind: type[Packed]) -> None:
         """Replace the plain weight by kind(weight [out, in])."""
         plain = self.matrix.data.t().contiguous()
         del self.weight

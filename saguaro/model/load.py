@@ -55,7 +55,7 @@ class Loaded:
             every = Shapes(self.model.spec, None if token_map is None else len(token_map))
             return sum(math.prod(every.get(name) or ()) for name in every)
         packed = self.model.packed
-        twice = self.model.embedding.numel() if packed and self.model.is_tied else 0
+        twice = self.model.embedding.numel() if self.model.is_tied and self.model.head.packed_parts() else 0
         return sum(p.numel() for p in self.model.parameters()) + sum(weight.n_params for weight in packed) - twice
 
     @property

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
             "float16",
             "dtype is 'float16'; nothing is computed in float16: use bfloat16, .* which read float16 checkpoints",
         ),
-        ("fp8", f"dtype is 'fp8'; it must be one of auto, {', '.join(FORMATS)}"),
+        ("fp4", f"dtype is 'fp4'; it must be one of auto, {', '.join(FORMATS)}"),
     ],
 )
 def test_a_format_that_is_not_there(name: str, said: str) -> None:

@@ -193,7 +193,7 @@ def test_any_part_of_any_blocks(found: tuple[Scaled, Tensor]) -> None:
 @given(matrices(), st.sampled_from([Int8Weight, Float32Weight]))
 def test_any_part_is_packed_as_its_values_are(found: tuple[Scaled, Tensor], kind: type[CPUWeight]) -> None:
     part, expected = found
-    weight = kind.empty(*part.shape)
+    weight = kind.empty(part.shape[0], part.shape[1], CPU)
     weight.fill(0, part)
     x = torch.randn(2, expected.shape[1], generator=torch.Generator().manual_seed(0))
     assert torch.equal(weight.multiply(x, None), kind(expected).multiply(x, None))
