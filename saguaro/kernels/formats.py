@@ -49,7 +49,7 @@ FORMATS = {
     "float32": Format(torch.float32, Float32Weight, CPUProducts, _no_native, is_optional=True),
     "bfloat16": Format(torch.bfloat16),
     "int8": Format(torch.float32, Int8Weight, CPUProducts, _no_native),
-    "fp8": Format(torch.bfloat16, FP8Weight, fault=_no_e4m3, instead="int8 on a CPU, bfloat16 on a GPU"),
+    "fp8": Format(torch.bfloat16, FP8Weight, fault=_no_e4m3, instead="dtype int8 on a CPU, bfloat16 on a GPU"),
 }
 
 

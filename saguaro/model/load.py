@@ -126,19 +126,20 @@ def load(
         check_split(spec, split.size)
         model = _allocate(spec, device, dtype, token_map, kind, split)
         if kind is None and split.rank == 0:
-            _say_conversion(name, folder, dtype)
+            _say_conversion(name, folder, device, dtype)
         fill(model, folder.tensors(cuts(model)), progress, decode_of(kind))
     _check_frequencies(model.frequencies, path)
     return Loaded(name, path, model)
 
 
-def _say_conversion(name: str, folder: ModelFolder, dtype: torch.dtype) -> None:
+def _say_conversion(name: str, folder: ModelFolder, device: torch.device, dtype: torch.dtype) -> None:
     """Say what loading plain weights of this dtype changes: their size, or their precision."""
     into = str(dtype).removeprefix("torch.")
     if folder.quantization is not None:
+        remedy = "" if device.type == "cpu" else ": quantization fp8 keeps 8 bits"
         log.warning(
-            "%s is stored in %s; it is converted to %s while loading, and takes the memory of %s",
-            *(name, folder.quantization.name, into, into),
+            "%s is stored in %s; it is converted to %s while loading, and takes the memory of %s%s",
+            *(name, folder.quantization.name, into, into, remedy),
         )
     elif folder.formats[:1] == ["float16"] and dtype == torch.bfloat16:
         log.warning("%s is stored in float16; it is rounded to bfloat16, 8 bits of 11: dtype float32 keeps all", name)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from saguaro import LLM, SamplingParams
 from saguaro.config import EngineConfig
 from saguaro.errors import ConfigError
-from saguaro.kernels.formats import find_format, packed_kind
+from saguaro.kernels.formats import FORMATS, find_format, packed_kind
 from saguaro.kernels.fp8 import CHUNK, GROUP, MAX_ROWS, FP8Weight, multiply_plain, quantised, weights_of
 from saguaro.model.linear import Linear
 from saguaro.model.load import load
@@ -162,7 +164,7 @@ def test_a_row_of_the_kernel_does_not_depend_on_the_others(n_split: int) -> None
 
 
 def test_it_is_refused_without_a_gpu() -> None:
-    with pytest.raises(ConfigError, match=r"dtype is fp8 and the device is cpu; .* GPU .*; use int8"):
+    with pytest.raises(ConfigError, match=r"dtype is fp8 and the device is cpu; .* GPU .*; use dtype int8 on a CPU"):
         find_format("fp8", CPU)
     assert packed_kind("fp8", CPU) is None
 
@@ -209,6 +211,25 @@ def test_a_plain_checkpoint_loaded_in_e4m3(tmp_path: Path) -> None:
             weight.data = weights_of(*quantised(weight.data))
     tokens = random_tokens(20, 288)
     assert difference(Driver(tmp_path, kind=FP8Weight).chunks(tokens, [20]), reference(theirs, tokens)) < TOLERANCE
+
+
+@pytest.mark.parametrize("stored", ["fp8", "plain"])
+def test_the_engine_speculates_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str) -> None:
+    """As on a GPU, in float32: target and draft have the format, and every method gives the target's tokens."""
+    monkeypatch.setitem(FORMATS, "fp8", replace(FORMATS["fp8"], dtype=torch.float32, fault=lambda _: ""))
+    model = write_fp8(tmp_path, "qwen3", LAYOUTS["blocks"])
+    if stored == "plain":
+        for path in tmp_path.glob("model*"):
+            path.unlink()
+        model.save_pretrained(tmp_path)
+    greedy, told = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True), []
+    for method in ("ar", "sd", "ssd"):
+        more: dict[str, Any] = {} if method == "ar" else {"draft": str(tmp_path), "method": method}
+        with LLM(tmp_path, device="cpu", kv_memory="1MiB", quantization="fp8", **more) as llm:
+            assert llm.engine.loaded.model.format == "fp8"
+            assert len(llm.engine.loaded.model.packed) == 4 * 2
+            told.append(llm.generate("in the end", greedy)[0].outputs[0].token_ids)
+    assert told[0] == told[1] == told[2]
 
 
 def test_a_rank_has_the_same_numbers(tmp_path: Path) -> None:
