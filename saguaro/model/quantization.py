@@ -3,12 +3,13 @@
 layout                                  matrix           scales
 quant_method fp8 (Qwen3-FP8, DeepSeek)  NAME in e4m3     NAME_scale_inv: one per block of weight_block_size
 compressed-tensors, float-quantized     NAME in e4m3     NAME_scale: one per row, block or matrix
-modelopt, quant_algo FP8                NAME in e4m3     NAME_scale: one per matrix, or per row
+modelopt, quant_algo FP8, FP8_PB_WO ... NAME in e4m3     NAME_scale: one per matrix, block or row
 
 Only weights are dequantised; activations stay in the dtype of computation, where they are more precise than these
 layouts ask for. Which matrices are stored so is read from the tensors: the layouts also list modules that are not.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +23,10 @@ FILE = "hf_quant_config.json"  # ModelOpt's, beside config.json
 E4M3 = "F8_E4M3"
 READS = (
     "FP8 (e4m3) is read as blocks (quant_method fp8), rows, blocks or whole matrices (compressed-tensors with dynamic "
-    "activations), and whole matrices or rows (ModelOpt): use such a checkpoint, use the unquantised checkpoint or a "
-    "GGUF file"
+    "activations), and whole matrices, blocks or rows (ModelOpt): use such a checkpoint, use the unquantised checkpoint "
+    "or a GGUF file"
 )
+ALGORITHMS = {"FP8": (None, None), "FP8_PER_CHANNEL_PER_TOKEN": (1, None), "FP8_PB_WO": (128, 128)}  # their blocks
 MOST_PATTERNS = 1000  # with wildcards, in a list of modules
 _REGEX = "re:"  # begins a regular expression in compressed-tensors' lists
 
@@ -52,7 +54,7 @@ def parse_quantization(about: object, source: str = "config.json") -> Scheme | N
     if not isinstance(about, dict):
         raise CorruptModel(f"{source} says quantization_config is {brief(about)}; it is an object: {AGAIN}")
     method = about.get("quant_method", "modelopt" if "quant_algo" in about else "unknown")
-    read = {"fp8": _blocks, "compressed-tensors": _compressed, "modelopt": _modelopt}.get(str(method))
+    read = {"fp8": _blocks, "compressed-tensors": _compressed, "modelopt": _modelopt}.get(str(method).lower())
     if read is None:
         raise _unsupported(f"quantisation {brief(method)}", source)
     try:
@@ -70,9 +72,10 @@ def _blocks(about: Mapping[str, Any], source: str) -> Scheme:
         raise _unsupported(
             f"FP8 with the activation_scheme {scheme}, which quantises activations ahead of time", source
         )
-    if about.get("weight_block_size") is None:
-        raise _unsupported("quant_method fp8 without weight_block_size", source)
-    block = _block(about["weight_block_size"], "weight_block_size")
+    sizes = about.get("weight_block_size", [128, 128])
+    if sizes is None:
+        raise _unsupported("quant_method fp8 with the weight_block_size null", source)
+    block = _block(sizes, "weight_block_size")
     kept = about.get("modules_to_not_convert") or about.get("ignored_layers")
     return Scheme(_named(block), E4M3, "_scale_inv", block, kept=_modules(kept))
 
@@ -112,24 +115,29 @@ def _group(group: Mapping[str, Any], source: str) -> Scheme:
 
 def _strategy(weights: Mapping[str, Any], source: str) -> tuple[int | None, int | None]:
     """The blocks of a strategy of compressed-tensors."""
-    found = weights.get("strategy")
+    default = "channel" if weights.get("group_size") == -1 else "tensor"
+    found = weights.get("strategy") or default
     if found == "block":
-        return _block(weights["block_structure"], "block_structure")
+        blocks = weights["block_structure"]
+        in_words = re.fullmatch(r"(\d{1,9})x(\d{1,9})", blocks) if isinstance(blocks, str) else None
+        return _block([int(n) for n in in_words.groups()] if in_words else blocks, "block_structure")
     if found not in ("channel", "tensor"):
         raise _unsupported(f"compressed-tensors with weights of strategy {brief(found)}", source)
     return (1, None) if found == "channel" else (None, None)
 
 
 def _modelopt(about: Mapping[str, Any], source: str) -> Scheme:
+    """NVIDIA's ModelOpt: its own object, or one inside of it."""
+    about = {**about, **(about.get("quantization") or {})}
     algorithm = about.get("quant_algo", "unknown")
-    blocks = {"FP8": (None, None), "FP8_PER_CHANNEL_PER_TOKEN": (1, None)}
-    if not isinstance(algorithm, str) or algorithm not in blocks:
+    block = ALGORITHMS.get(str(algorithm).upper())
+    if block is None:
         raise _unsupported(f"ModelOpt's quant_algo {brief(algorithm)}", source)
     for key in ("kv_cache_quant_algo", "kv_cache_scheme"):
         if about.get(key):
             raise _unsupported(f"ModelOpt with quantised keys and values ({key})", source)
     kept = _modules(about.get("exclude_modules") or about.get("ignore"))
-    return replace(_with_scales(blocks[algorithm]), unread=(".input_scale",), kept=kept)
+    return replace(_with_scales(block), unread=(".input_scale",), kept=kept)
 
 
 def _of_modelopt(content: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -17,11 +17,12 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Modules:
-    """Modules that a config lists: by their names, those of modules around them, or wildcards.
+    """Modules that a config lists: by their names, those of modules around them, or wildcards. As ModelOpt writes it, a
+    star at the end of a name stands for what is inside that module.
 
-    >>> kept = Modules(frozenset({"model.layers.1"}), ("*head",))
-    >>> ["model.layers.1.mlp.up_proj" in kept, "model.layers.10.mlp.up_proj" in kept, "lm_head" in kept]
-    [True, False, True]
+    >>> kept = Modules(frozenset({"model.layers.1"}), ("*head", "model.layers.2*"))
+    >>> [f"model.layers.{name}.mlp" in kept for name in (1, 10, 2, 20)], "lm_head" in kept
+    ([True, False, True, False], True)
     """
 
     names: frozenset[str] = frozenset()
@@ -29,7 +30,14 @@ class Modules:
 
     def __contains__(self, module: str) -> bool:
         around = accumulate(module.split("."), "{}.{}".format)
-        return not self.names.isdisjoint(around) or any(fnmatchcase(module, each) for each in self.patterns)
+        return not self.names.isdisjoint(around) or any(self._matches(module, each) for each in self.patterns)
+
+    @staticmethod
+    def _matches(module: str, pattern: str) -> bool:
+        tree = pattern.removesuffix("*")
+        if tree == pattern or tree.endswith((".", "*")) or not tree:
+            return fnmatchcase(module, pattern)
+        return fnmatchcase(module, tree) or fnmatchcase(module, f"{tree}.*")
 
 
 @dataclass(frozen=True)
@@ -62,12 +70,15 @@ class Scheme:
         return -(-shape[0] // rows), -(-shape[1] // columns)
 
     def fits(self, shape: Shape, scales: Shape) -> bool:
-        """Whether this is the shape of such a matrix's scales. Sizes of 1 at the end may be left out.
+        """Whether this is the shape of such a matrix's scales. Sizes of 1 at the end may be left out, and each size may
+        be followed by a 1.
 
         >>> rows = Scheme("rows", "I8", "_scale", (1, None))
         >>> rows.fits((4, 64), (4, 1)), rows.fits((4, 64), (4,)), rows.fits((4, 64), (1, 4))
         (True, True, False)
         """
+        if len(scales) == 4 and scales[1] == scales[3] == 1:
+            scales = scales[::2]
         return len(scales) <= 2 and (*scales, 1, 1)[:2] == self.grid(shape)
 
 

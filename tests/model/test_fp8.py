@@ -240,7 +240,7 @@ ROWS, OWN = LAYOUTS["rows"], LAYOUTS["modelopt-in-config"]
         (BLOCKS, {"quant_method": None}, "quantisation None"),
         (BLOCKS, {"activation_scheme": "static"}, "FP8 with the activation_scheme 'static'"),
         (BLOCKS, {"fmt": "e5m2"}, "FP8 of fmt 'e5m2'"),
-        (BLOCKS, {"weight_block_size": None}, "quant_method fp8 without weight_block_size"),
+        (BLOCKS, {"weight_block_size": None}, "quant_method fp8 with the weight_block_size null"),
         (ROWS, {"format": "pack-quantized"}, "compressed-tensors of format 'pack-quantized'"),
         (ROWS, {"format": "nvfp4-pack-quantized"}, "compressed-tensors of format 'nvfp4-pack-quantized'"),
         (ROWS, {"format": "int-quantized"}, "compressed-tensors of format 'int-quantized'"),
@@ -356,6 +356,29 @@ def test_scales_without_a_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(change))
     with pytest.raises(CorruptModel, match=r"is of F8_E4M3 and has a scale .* config.json says nothing of it"):
         loaded(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("about", "block"),
+    [
+        ({"quant_method": "fp8"}, (128, 128)),
+        ({"quant_method": "FP8", "fmt": "float8_e4m3fn", "ignored_layers": ["lm_head"]}, (128, 128)),
+        ({**ROWS.about, **group_with(weights={"strategy": None, "group_size": -1})}, (1, None)),
+        ({**ROWS.about, **group_with(weights={"strategy": None})}, (None, None)),
+        ({**ROWS.about, **group_with(weights={"strategy": "block", "block_structure": "64x128"})}, (64, 128)),
+        (
+            {**ROWS.about, **group_with(), "config_groups": {"a": {"weights": {"type": "float", "num_bits": 8}}}},
+            (None, None),
+        ),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, (None, None)),
+        ({"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, (1, None)),
+    ],
+    ids=str,
+)
+def test_other_ways_to_say_it(about: dict[str, Any], block: tuple[int | None, int | None]) -> None:
+    found = parse_quantization(about)
+    assert found is not None
+    assert found.block == block
 
 
 def test_two_files_that_disagree(tmp_path: Path) -> None:

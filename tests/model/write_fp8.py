@@ -77,6 +77,7 @@ LAYOUTS = {
     "compressed-matrices": compressed("tensor", (None, None), shaped=lambda scales: scales.flatten()),
     "modelopt": modelopt("FP8", (None, None), own_file=True, shaped=lambda scales: scales.reshape(())),
     "modelopt-in-config": modelopt("FP8", (None, None), own_file=False, shaped=lambda scales: scales.reshape(())),
+    "modelopt-blocks": modelopt("fp8_pb_wo", (128, 128), own_file=True, shaped=lambda scales: scales[:, None, :, None]),
     "modelopt-rows": modelopt("FP8_PER_CHANNEL_PER_TOKEN", (1, None), own_file=True, shaped=lambda s: s.flatten()),
 }
 SIZES = {"hidden_size": 192, "intermediate_size": 320}  # blocks of 128 x 128 do not divide them
