@@ -62,6 +62,7 @@ class ModelFolder:
     def shapes(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of every tensor with its scales multiplied out. Raise unless all tensors can be read."""
         unread = () if self.quantization is None else self.quantization.unread
+        self._check_is_quantised()
         for name, (dtype, shape) in self.stored.items():
             if self._belongs(name) or (unread and name.endswith(unread)):
                 continue
@@ -80,8 +81,9 @@ class ModelFolder:
         dtype, shape = self.stored[name]
         scheme, steps = self._scheme(dtype), self._read(name, cut)
         if scheme is None:
+            self._check_has_no_scale(name, dtype)
             return steps
-        self._check(name, dtype, shape)
+        self._check_scale(name, shape, scheme)
         first = (0, 0) if cut is None else (cut.first, 0) if cut.dim == 0 else (0, cut.first)
         return Scaled(steps, self._scales(name, scheme, shape), scheme.block_of(shape), first)
 
@@ -107,15 +109,27 @@ class ModelFolder:
             return
         other = next((what for end, what in OTHERS.items() if name.endswith(end)), None)
         if other is not None:
-            raise UnsupportedModel(f"{where} is of {other}, which Saguaro does not compute; {READS}")
-        scale = next((name + suffix for suffix in SCALES if name + suffix in self.stored), None)
-        if scale is not None:
-            says = "says nothing of it" if self.quantization is None else f"says {self.quantization.name}"
-            raise CorruptModel(f"{where} is of {dtype} and has a scale {scale!r}, and config.json {says}; {AGAIN}")
+            raise UnsupportedModel(f"{where} holds {other}, which Saguaro does not compute with; {READS}")
+        self._check_has_no_scale(name, dtype)
         if dtype not in FLOATS:
             raise CorruptModel(f"{where} is of {dtype}; weights are {', '.join(FLOATS)} or I8 with scales")
         if self.quantization is not None and dtype.startswith("F8"):
             raise CorruptModel(f"{where} is of {dtype}, and config.json says {self.quantization.name}; {AGAIN}")
+
+    def _check_is_quantised(self) -> None:
+        found = self.quantization
+        if found is not None and not any(dtype == found.dtype for dtype, _ in self.stored.values()):
+            raise CorruptModel(
+                f"{self.path}/config.json says {found.name}, and no tensor is of {found.dtype}; {AGAIN}, or if its "
+                "weights were converted, remove quantization_config"
+            )
+
+    def _check_has_no_scale(self, name: str, dtype: str) -> None:
+        scale = next((name + suffix for suffix in SCALES if name + suffix in self.stored), None)
+        if scale is not None:
+            where, found = f"{self.path}: {name!r}", self.quantization
+            says = "says nothing of it" if found is None else f"says {found.name}"
+            raise CorruptModel(f"{where} is of {dtype} and has a scale {scale!r}, and config.json {says}; {AGAIN}")
 
     def _check_scale(self, name: str, shape: Shape, scheme: Scheme) -> None:
         kind, scale = scheme.name.partition(" (")[0].partition(",")[0], name + scheme.scale

@@ -23,8 +23,8 @@ FILE = "hf_quant_config.json"  # ModelOpt's, beside config.json
 E4M3 = "F8_E4M3"
 READS = (
     "FP8 (e4m3) is read as blocks (quant_method fp8), rows, blocks or whole matrices (compressed-tensors with dynamic "
-    "activations), and whole matrices, blocks or rows (ModelOpt): use such a checkpoint, use the unquantised checkpoint "
-    "or a GGUF file"
+    "activations), and whole matrices, blocks or rows (ModelOpt): use such a checkpoint, use the unquantised "
+    "checkpoint or a GGUF file"
 )
 ALGORITHMS = {"FP8": (None, None), "FP8_PER_CHANNEL_PER_TOKEN": (1, None), "FP8_PB_WO": (128, 128)}  # their blocks
 MOST_PATTERNS = 1000  # with wildcards, in a list of modules

@@ -354,8 +354,16 @@ def test_scales_without_a_config(tmp_path: Path) -> None:
     change = json.loads((tmp_path / "config.json").read_text())
     del change["quantization_config"]
     (tmp_path / "config.json").write_text(json.dumps(change))
-    with pytest.raises(CorruptModel, match=r"is of F8_E4M3 and has a scale .* config.json says nothing of it"):
-        loaded(tmp_path)
+    for read in (loaded, lambda path: ModelFolder(path).read(Q)):
+        with pytest.raises(CorruptModel, match=r"is of F8_E4M3 and has a scale .* config.json says nothing of it"):
+            read(tmp_path)
+
+
+def test_a_config_of_weights_that_were_converted(tmp_path: Path) -> None:
+    write_fp8(tmp_path / "fp8", "llama", BLOCKS).save_pretrained(tmp_path / "plain")
+    (tmp_path / "plain" / "config.json").write_bytes((tmp_path / "fp8" / "config.json").read_bytes())
+    with pytest.raises(CorruptModel, match=r"says FP8 .* and no tensor is of F8_E4M3; .* remove quantization_config"):
+        loaded(tmp_path / "plain")
 
 
 @pytest.mark.parametrize(
