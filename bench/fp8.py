@@ -1,7 +1,7 @@
 """What weights in FP8 lose, on greedy texts of the float32 model: the default model is written as a checkpoint in FP8
 with blocks of several sizes, and loaded.
 
-    python -m bench.fp8 --data ../shared/datasets [--prompts 2] [--tokens 64]
+    python -m bench.fp8 --data ../shared/datasets [--prompts 6] [--tokens 64]
 
 KL is that of the float32 model's distribution from the other model's, per token; agreement is that of the argmax.
 """
@@ -40,7 +40,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--prompts", type=int, default=2, help="of each set")
+    parser.add_argument("--prompts", type=int, default=6, help="of each set")
     parser.add_argument("--tokens", type=int, default=64)
     asked = parser.parse_args()
     exact, source = LLM(dtype="float32"), fetch_default(default_cache())
