@@ -19,14 +19,13 @@ from saguaro.errors import CorruptModel, UnsupportedModel
 from saguaro.model.eagle import Eagle
 from saguaro.model.eagle_config import EagleSpec
 from saguaro.model.files import AGAIN, brief, shortened
-from saguaro.model.folder import FLOATS, ModelFolder
 from saguaro.model.linear import Linear, Packed, PackedPart
 from saguaro.model.load import decode_of
 from saguaro.model.norm import Norm
-from saguaro.model.scaled import Shape
+from saguaro.model.rounded import FLOATS, Shape
 from saguaro.model.shapes import EMBEDDING, HEAD, IGNORED
 from saguaro.model.token_map import fault
-from saguaro.model.weights import destinations, packed_parts
+from saguaro.model.weights import destinations, headers_in, packed_parts, read_tensor
 
 MAP, UNREAD = "d2t", ("t2d",)
 _PREFIXES = {
@@ -45,8 +44,7 @@ class EagleFiles:
 
     def __init__(self, folder: Path, eagle: EagleSpec) -> None:
         """Raise unless these are the tensors that its config describes."""
-        self.folder, self._tensors = folder, ModelFolder(folder)
-        held = self._tensors.stored
+        self.folder, held = folder, headers_in(folder)
         unread = (MAP, *UNREAD)
         self._stored = {_named(name): name for name in held if name not in unread and not name.endswith(IGNORED)}
         has_norms = any(name.startswith("fc_norm.") for name in self._stored)  # older files do not say so
@@ -64,7 +62,7 @@ class EagleFiles:
         """Copy or pack every tensor into the model."""
         places, packed, copy = _places(model), _packed(model), decode_of(kind)
         for name, own in self._stored.items():
-            found = self._tensors.read(own)
+            found = read_tensor(self.folder, own)
             if name in places:
                 copy(found, places[name])
             else:
@@ -79,8 +77,7 @@ class EagleFiles:
                     f"{MAP} these tokens are not known: {AGAIN}"
                 )
             return torch.arange(n_rows)
-        offsets = self._tensors.read(MAP)
-        assert isinstance(offsets, Tensor)
+        offsets = read_tensor(self.folder, MAP)
         if offsets.dtype not in (torch.int32, torch.int64) or offsets.shape != (n_rows,):
             raise CorruptModel(
                 f"{self.folder} holds {MAP!r} of {offsets.dtype} and shape {list(offsets.shape)}; it must be whole "

@@ -16,12 +16,12 @@ from torch import Tensor
 from saguaro.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from saguaro.model.files import AGAIN, is_there, neighbour, read_json, shortened
 from saguaro.model.quantization import READS, read_quantization
-from saguaro.model.scaled import INT8_ROWS, Scaled, Scheme, Shape
+from saguaro.model.rounded import FLOATS, SCALE, Shape
+from saguaro.model.scaled import INT8_ROWS, Scaled, Scheme
 from saguaro.model.split import Cut
 
-FLOATS = ("F32", "BF16", "F16", "F64", "F8_E4M3", "F8_E5M2")  # as safetensors names them
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}  # their names in torch
-SCALES = ("_scale", "_scale_inv")  # what follows a matrix's name in that of its scales
+SCALES = (SCALE, f"{SCALE}_inv")  # what follows a matrix's name in that of its scales
 OTHERS = {  # ends of the names of tensors that belong to quantisations, and what they say
     ".k_scale": "scales of quantised keys",
     ".v_scale": "scales of quantised values",

@@ -27,7 +27,7 @@ from saguaro.model.stored import Found
 from saguaro.model.token_map import FILE as TOKEN_MAP
 from saguaro.model.token_map import read_token_map
 from saguaro.model.transformer import Transformer
-from saguaro.model.weights import cuts, decode, fill
+from saguaro.model.weights import cuts, decode, fill, read_tensor
 from saguaro.types import Progress
 
 log = logging.getLogger(__name__)
@@ -273,7 +273,7 @@ def _read_matrix(path: Path, name: str, gguf_name: str) -> Found:
         source.infos = {own: info for own, info in source.infos.items() if own == gguf_name}
         found = next(weight for _, weight in source.tensors())
     else:
-        found = ModelFolder(path).read(name)
+        found = read_tensor(path, name)
     if len(found.shape) != 2:
         raise CorruptModel(f"{path} holds {name!r} of shape {list(found.shape)}; it has two sizes: {AGAIN}")
     return found

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from saguaro.model.scaled import INT8_ROWS
-
+SCALE = "_scale"
 STEPS = 127  # int8 value of a row's largest absolute value
+FLOATS = ("F32", "BF16", "F16", "F64", "F8_E4M3", "F8_E5M2")  # as safetensors names them
+
+Shape = tuple[int, ...]
 
 
 def rounded(tensors: Mapping[str, Tensor], others: torch.dtype) -> dict[str, Tensor]:
@@ -26,5 +28,5 @@ def rounded(tensors: Mapping[str, Tensor], others: torch.dtype) -> dict[str, Ten
             found[name] = tensor.to(others)
             continue
         scale = tensor.float().abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / STEPS
-        found |= {name: (tensor.float() / scale).round().to(torch.int8), name + INT8_ROWS.scale: scale}
+        found |= {name: (tensor.float() / scale).round().to(torch.int8), name + SCALE: scale}
     return found

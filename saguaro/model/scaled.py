@@ -10,9 +10,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from saguaro.model.rounded import SCALE, Shape
 from saguaro.model.split import Cut
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Scheme:
         return len(scales) <= 2 and (*scales, 1, 1)[:2] == self.grid(shape)
 
 
-INT8_ROWS = Scheme("int8, a scale per row", "I8", "_scale", (1, None))
+INT8_ROWS = Scheme("int8, a scale per row", "I8", SCALE, (1, None))
 
 
 @dataclass(frozen=True)

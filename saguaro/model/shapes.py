@@ -15,7 +15,7 @@ import torch
 from saguaro.errors import CorruptModel
 from saguaro.model.files import AGAIN, brief, shortened
 from saguaro.model.layout import Layout
-from saguaro.model.scaled import Shape
+from saguaro.model.rounded import Shape
 from saguaro.model.spec import ModelSpec
 from saguaro.model.transformer import Layer
 

@@ -13,7 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from saguaro.errors import ModelError
+from saguaro.model.folder import ModelFolder
 from saguaro.model.linear import Linear, PackedPart
+from saguaro.model.rounded import Shape
 from saguaro.model.shapes import EMBEDDING, HEAD, is_ignored
 from saguaro.model.split import Cut
 from saguaro.model.stored import Found, decoded
@@ -84,6 +86,16 @@ def cuts(model: Transformer) -> dict[str, Cut]:
             if isinstance(part, Linear):
                 found |= {f"model.layers.{index}.{name}": cut for name, cut in part.cuts().items()}
     return found
+
+
+def headers_in(folder: Path) -> dict[str, tuple[str, Shape]]:
+    """The stored dtype and shape of every tensor of a model folder; only headers are read."""
+    return ModelFolder(folder).stored
+
+
+def read_tensor(folder: Path, name: str) -> Tensor:
+    """One tensor of a model folder, with its scales multiplied out; the others are not read."""
+    return decoded(ModelFolder(folder).read(name), torch.device("cpu"))
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -15,14 +15,12 @@ from saguaro.config import DraftConfig
 from saguaro.distill.student import make_student, save_student
 from saguaro.draft.load import dropped_layers, load_draft, read_draft
 from saguaro.errors import ConfigError, CorruptModel, ModelNotFound, TokenizerMismatch, UnsupportedModel
-from saguaro.model.folder import ModelFolder
 from saguaro.model.gguf_header import TensorInfo
 from saguaro.model.load import load
-from saguaro.model.scaled import Scaled
-from saguaro.model.split import Cut
 from saguaro.model.stored import Stored, read_stored
 from saguaro.model.tiny import EOS, tiny_model, write_tiny
 from saguaro.model.transformer import Transformer
+from saguaro.model.weights import read_tensor
 from tests.draft.config import new_config
 from tests.model.write_gguf import write_gguf
 
@@ -274,14 +272,12 @@ def watch_reading(monkeypatch: pytest.MonkeyPatch, read: list[str]) -> None:
         read.append(info.name)
         return read_stored(path, info, n_heads)
 
-    def read_folder(folder: ModelFolder, name: str, cut: Cut | None = None) -> Tensor | Scaled:
-        if folder.path.name != "student":
-            read.append(name)
-        return read_tensor(folder, name, cut)
+    def read_folder(folder: Path, name: str) -> Tensor:
+        read.append(name)
+        return read_tensor(folder, name)
 
-    read_tensor = ModelFolder.read
     monkeypatch.setattr("saguaro.model.gguf.read_stored", read_gguf)
-    monkeypatch.setattr(ModelFolder, "read", read_folder)
+    monkeypatch.setattr("saguaro.model.load.read_tensor", read_folder)
 
 
 def test_a_borrower_of_another_dtype_reads_its_own(student: Path, target: Transformer, target_folder: Path) -> None:
