@@ -251,8 +251,11 @@ class EngineConfig:
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto: a GPU if there is one."""
     dtype: str = "auto"
-    """Of the weights: float32 (or float), bfloat16, int8 (on a CPU), or auto: the fastest, int8 on a CPU with a C
-    compiler, else float32; bfloat16 on a GPU."""
+    """Of the weights: float32 (or float), bfloat16, int8 (on a CPU), fp8 (on a GPU), or auto: the fastest, int8 on a
+    CPU with a C compiler, else float32; bfloat16 on a GPU."""
+    quantization: str = "none"
+    """Of matrices, on a GPU: fp8 (another name for the dtype fp8: e4m3, a scale per output and 128 inputs), or none: as
+    dtype says."""
     kv_memory: str = "auto"
     """Memory for the target's keys and values, such as 512MiB; auto: on a CPU two full contexts, at most a quarter of
     the memory; on a GPU 90% of what is left beside weights and workspace, shared with the draft's."""
@@ -288,6 +291,7 @@ class EngineConfig:
         if self.dtype == "float":
             object.__setattr__(self, "dtype", "float32")
         _check_types(self)
+        object.__setattr__(self, "dtype", _quantised(self.quantization, self.dtype))
         choices = {"prepare": PREPARES, "fallback": FALLBACKS, "verification": VERIFICATIONS, "link": LINKS}
         for name, known in choices.items():
             value = getattr(self, name)
@@ -558,6 +562,21 @@ def _check(name: str, value: object, ok: bool, limit: str) -> None:
 
 def _from_1_to(most: int) -> str:
     return f"between 1 and {most}"
+
+
+def _quantised(quantization: str, dtype: str) -> str:
+    """The dtype of weights that are quantised while they are loaded.
+
+    >>> _quantised("fp8", "auto"), _quantised("none", "auto")
+    ('fp8', 'auto')
+    """
+    known = "fp8 or none; how a checkpoint is quantised is read from its files"
+    _check("quantization", quantization, quantization in ("fp8", "none"), known)
+    if quantization == "none":
+        return dtype
+    fits = dtype in ("auto", "fp8", "bfloat16")
+    _check("dtype", dtype, fits, "auto or bfloat16 with quantization fp8, in which products are computed")
+    return quantization
 
 
 def _is_automatic(value: object) -> bool:

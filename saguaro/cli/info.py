@@ -11,6 +11,7 @@ from saguaro.config import format_bytes
 from saguaro.draft.policy.costs import costs_of
 from saguaro.engine.engine import Engine
 from saguaro.llm import LLM
+from saguaro.model.load import stored_as
 
 
 def describe(llm: LLM) -> dict[str, Any]:
@@ -29,6 +30,7 @@ def describe(llm: LLM) -> dict[str, Any]:
         "vocabulary": spec.n_vocab,
         "vocabulary_of_tokenizer": engine.tokenizer.n_vocab,
         "device": str(engine.loaded.model.device),
+        "stored": stored_as(engine.loaded.path),
         "dtype": engine.loaded.model.format,
         "threads": torch.get_num_threads(),
         "tensor_parallel_size": engine.config.tensor_parallel_size,

@@ -11,8 +11,10 @@ from saguaro.kernels.native import at, int8_format, library, n_threads
 from saguaro.model.linear import Linear, Packed
 from saguaro.model.norm import Norm
 from saguaro.model.products import COMPOSED, KVWrite, QKNormRope, Residual, added
-from saguaro.model.stored import Stored
+from saguaro.model.scaled import Scaled
+from saguaro.model.stored import Found, Stored, decoded
 
+CPU = torch.device("cpu")
 UNIT = 32  # inputs are padded to a multiple of it
 PANEL = 16  # outputs that are computed together
 GGML_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}  # their numbers in a GGUF file
@@ -61,9 +63,6 @@ class CPUWeight(Packed, Protocol):
     n_out: int
     width: int  # of its input rows
     address: int  # of its Matrix
-
-    def __init__(self, weight: Tensor) -> None:
-        """Pack a tensor [out, in]."""
 
     @staticmethod
     def rows(n_rows: int, n: int) -> Rows:
@@ -144,12 +143,14 @@ class CPUProducts:
 class Int8Weight:
     """An int8 matrix with one scale per output."""
 
+    packs_head = True
+
     def __init__(self, weight: Tensor) -> None:  # [out, in]
         self._allocate(*weight.shape)
         self.fill(0, weight)
 
     @classmethod
-    def empty(cls, n_out: int, n_in: int) -> "Int8Weight":
+    def empty(cls, n_out: int, n_in: int, device: torch.device = CPU) -> "Int8Weight":
         """See Packed."""
         made = cls.__new__(cls)
         made._allocate(n_out, n_in)
@@ -167,12 +168,12 @@ class Int8Weight:
         )  # fmt: skip
         self.address = ctypes.addressof(self._matrix)
 
-    def fill(self, first: int, rows: Tensor | Stored) -> None:
+    def fill(self, first: int, rows: Found) -> None:
         """See Packed."""
         unpack(rows, matrix=self.address, first=first)
 
     @staticmethod
-    def decode(found: Tensor | Stored, place: Tensor) -> None:
+    def decode(found: Found, place: Tensor) -> None:
         """See Packed."""
         decode(found, place)
 
@@ -189,12 +190,14 @@ class Int8Weight:
 class Float32Weight:
     """A float32 matrix."""
 
+    packs_head = True
+
     def __init__(self, weight: Tensor) -> None:  # [out, in]
         self._allocate(*weight.shape)
         self.fill(0, weight)
 
     @classmethod
-    def empty(cls, n_out: int, n_in: int) -> "Float32Weight":
+    def empty(cls, n_out: int, n_in: int, device: torch.device = CPU) -> "Float32Weight":
         """See Packed."""
         made = cls.__new__(cls)
         made._allocate(n_out, n_in)
@@ -207,12 +210,12 @@ class Float32Weight:
         self._matrix = Matrix(at(self.values), None, None, n_in, self.width, 1, n_out)
         self.address = ctypes.addressof(self._matrix)
 
-    def fill(self, first: int, rows: Tensor | Stored) -> None:
+    def fill(self, first: int, rows: Found) -> None:
         """See Packed."""
         unpack(rows, matrix=self.address, first=first)
 
     @staticmethod
-    def decode(found: Tensor | Stored, place: Tensor) -> None:
+    def decode(found: Found, place: Tensor) -> None:
         """See Packed."""
         decode(found, place)
 
@@ -226,16 +229,19 @@ class Float32Weight:
         return multiply(prepared(x.contiguous(), self.rows(*x.shape)), self, bias)
 
 
-def decode(found: Tensor | Stored, place: Tensor) -> None:
+def decode(found: Found, place: Tensor) -> None:
     """Copy a tensor of a checkpoint to a plain float32 one."""
-    if isinstance(found, Stored) and len(found.shape) == 2:
+    if not isinstance(found, Tensor) and len(found.shape) == 2 and place.is_contiguous():
         unpack(found, y=place)
     else:
-        place.copy_(found if isinstance(found, Tensor) else found.decoded())
+        place.copy_(decoded(found, place.device))
 
 
-def unpack(found: Tensor | Stored, y: Tensor | None = None, matrix: int | None = None, first: int = 0) -> None:
+def unpack(found: Found, y: Tensor | None = None, matrix: int | None = None, first: int = 0) -> None:
     """Decode a matrix [n, in] of a checkpoint into y, or pack it as the outputs of a Matrix from `first` on."""
+    if isinstance(found, Scaled):
+        _unpack_scaled(found, y, matrix, first)
+        return
     if isinstance(found, Stored):
         raw, kind, n_heads = found.raw, int(found.info.kind), found.n_heads
     else:
@@ -245,6 +251,15 @@ def unpack(found: Tensor | Stored, y: Tensor | None = None, matrix: int | None =
     if not done:
         assert isinstance(found, Stored), kind
         unpack(found.decoded(), y, matrix, first)
+
+
+def _unpack_scaled(found: Scaled, y: Tensor | None, matrix: int | None, first: int) -> None:
+    steps, scales = found.steps.contiguous(), found.scales.contiguous()
+    assert steps.dtype in (torch.int8, torch.float8_e4m3fn), steps.dtype
+    library().unpack_scaled(
+        n_threads(), steps.dtype != torch.int8, at(steps), *steps.shape, at(scales), scales.shape[1], *found.block,
+        *found.first, at(y), matrix, first,
+    )  # fmt: skip
 
 
 def prepared(x: Tensor, rows: Rows, norm: Tensor | None = None, eps: float = 0.0) -> Rows:

@@ -48,6 +48,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "attend": [_I, _P, _I, _I, _I, _I, _I, _F, _P, _P, _I, _P, _P, _P],
     "forward": [_I, _P, _P, _P],
     "unpack": [_I, _I, _P, _I, _I, _I, _P, _P, _I],
+    "unpack_scaled": [_I, _I, _P, _I, _I, _P, _I, _I, _I, _I, _I, _P, _P, _I],
     "rank": [_I, _P, _I, _I, _I, _P, _P, _P, _I, _I, _P, _P],
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 from saguaro.errors import CorruptModel, UnsupportedModel
 from saguaro.model.families import FAMILIES
 from saguaro.model.files import AGAIN, brief, is_there, read_json
+from saguaro.model.quantization import read_quantization
 from saguaro.model.spec import ModelSpec, Rope
 
 MOST_POSITIONS = 2**24  # more than any model has; no tensor shape could refute a larger number
@@ -17,7 +18,10 @@ def read_spec(folder: Path) -> ModelSpec:
     """The spec of a Hugging Face model folder."""
     config, generation = folder / "config.json", folder / "generation_config.json"
     eos = read_json(generation).get("eos_token_id") if is_there(generation) else None
-    return parse_spec(read_json(config), eos_ids=eos, source=str(config))
+    content = read_json(config)
+    if read_quantization(folder) is not None:  # of the weights: saguaro.model.folder reads them
+        content = {**content, "quantization_config": None}
+    return parse_spec(content, eos_ids=eos, source=str(config))
 
 
 def parse_spec(config: Mapping[str, Any], eos_ids: object = None, source: str = "config.json") -> ModelSpec:

@@ -43,7 +43,7 @@ class Layout:
 
     def weight(self, n_in: int, n_out: int) -> nn.Parameter | Packed:
         """An empty [in, out] weight, packed if there is a packed form."""
-        return self.matrix(n_in, n_out) if self.kind is None else self.kind.empty(n_out, n_in)
+        return self.matrix(n_in, n_out) if self.kind is None else self.kind.empty(n_out, n_in, self.device)
 
     def norm(self, n: int, eps: float, name: str) -> Norm:
         """A Norm with this name in a checkpoint."""

@@ -5,7 +5,7 @@ on a CPU, where a product of few rows then reads the weight at full bandwidth (b
 as in the checkpoints. A packed weight is an object that computes its own product; see saguaro.kernels.formats.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from saguaro.model.split import Cut
-from saguaro.model.stored import Stored
+from saguaro.model.stored import Found
 
 
 class Packed(Protocol):
@@ -22,16 +22,20 @@ class Packed(Protocol):
 
     n_params: int
     n_bytes: int
+    packs_head: bool  # whether the head is packed too; if not it is plain
+
+    def __init__(self, weight: Tensor) -> None:
+        """Pack a tensor [out, in]."""
 
     @classmethod
-    def empty(cls, n_out: int, n_in: int) -> "Packed":
+    def empty(cls, n_out: int, n_in: int, device: torch.device) -> "Packed":
         """A weight that `fill` fills."""
 
     @staticmethod
-    def decode(found: Tensor | Stored, place: Tensor) -> None:
+    def decode(found: Found, place: Tensor) -> None:
         """Copy a tensor of a checkpoint to a plain one beside such weights."""
 
-    def fill(self, first: int, rows: Tensor | Stored) -> None:
+    def fill(self, first: int, rows: Found) -> None:
         """Pack a matrix [n, in] of a checkpoint as the outputs from `first` on."""
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -46,7 +50,7 @@ class PackedPart:
     first: int
     n: int
 
-    def fill(self, found: Tensor | Stored) -> None:  # [n, in]
+    def fill(self, found: Found) -> None:  # [n, in]
         """Pack the matrix."""
         assert found.shape[0] == self.n, (found.shape, self.n)
         self.weight.fill(self.first, found)
@@ -107,7 +111,7 @@ class Linear(nn.Module):
         named = zip(self._parts.items(), firsts, strict=False)
         return {f"{name}.weight": PackedPart(self.weight, first, n) for (name, n), first in named}
 
-    def pack(self, kind: Callable[[Tensor], Packed]) -> None:
+    def pack(self, kind: type[Packed]) -> None:
         """Replace the plain weight by kind(weight [out, in])."""
         plain = self.matrix.data.t().contiguous()
         del self.weight

@@ -1,7 +1,9 @@
 """Find and load a model by name: a local folder, a .gguf file, or a Hub id."""
 
+import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from saguaro.errors import CapacityError, CorruptModel, DownloadError, ModelNotFound, UnsupportedModel
 from saguaro.model.eagle_config import is_eagle
 from saguaro.model.files import AGAIN, brief, is_there, read_json, shortened
+from saguaro.model.folder import ModelFolder
 from saguaro.model.gguf import GGUFModel
 from saguaro.model.hf_config import read_spec
 from saguaro.model.layout import Layout
@@ -20,12 +23,14 @@ from saguaro.model.linear import Linear, Packed
 from saguaro.model.shapes import EMBEDDING, HEAD, Shapes
 from saguaro.model.spec import ModelSpec
 from saguaro.model.split import ALONE, Split, check_split
-from saguaro.model.stored import Stored
+from saguaro.model.stored import Found
 from saguaro.model.token_map import FILE as TOKEN_MAP
 from saguaro.model.token_map import read_token_map
 from saguaro.model.transformer import Transformer
-from saguaro.model.weights import cuts, decode, fill, read_tensor, safetensors_in, shapes_in_folder
+from saguaro.model.weights import cuts, decode, fill, read_tensor
 from saguaro.types import Progress
+
+log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "config.json", "*.jinja"]
 TOKENIZER_FILES += ["vocab.json", "vocab.txt", "merges.txt"]
@@ -50,7 +55,7 @@ class Loaded:
             every = Shapes(self.model.spec, None if token_map is None else len(token_map))
             return sum(math.prod(every.get(name) or ()) for name in every)
         packed = self.model.packed
-        twice = self.model.embedding.numel() if packed and self.model.is_tied else 0
+        twice = self.model.embedding.numel() if self.model.is_tied and self.model.head.packed_parts() else 0
         return sum(p.numel() for p in self.model.parameters()) + sum(weight.n_params for weight in packed) - twice
 
     @property
@@ -116,12 +121,38 @@ def load(
             )
         spec = read_spec(path)
         token_map = read_token_map(path, spec.n_vocab)
-        Shapes(spec, None if token_map is None else len(token_map)).check(shapes_in_folder(path), path)
+        folder = ModelFolder(path)
+        Shapes(spec, None if token_map is None else len(token_map)).check(folder.shapes(), path)
         check_split(spec, split.size)
         model = _allocate(spec, device, dtype, token_map, kind, split)
-        fill(model, safetensors_in(path, cuts(model)), progress, decode_of(kind))
+        if kind is None and split.rank == 0:
+            _say_conversion(name, folder, device, dtype)
+        fill(model, folder.tensors(cuts(model)), progress, decode_of(kind))
     _check_frequencies(model.frequencies, path)
     return Loaded(name, path, model)
+
+
+def _say_conversion(name: str, folder: ModelFolder, device: torch.device, dtype: torch.dtype) -> None:
+    """Say what loading plain weights of this dtype changes: their size, or their precision."""
+    into = str(dtype).removeprefix("torch.")
+    if folder.quantization is not None:
+        remedy = "" if device.type == "cpu" else ": quantization fp8 keeps 8 bits"
+        log.warning(
+            "%s is stored in %s; it is converted to %s while loading, and takes the memory of %s%s",
+            *(name, folder.quantization.name, into, into, remedy),
+        )
+    elif folder.formats[:1] == ["float16"] and dtype == torch.bfloat16:
+        log.warning("%s is stored in float16; it is rounded to bfloat16, 8 bits of 11: dtype float32 keeps all", name)
+
+
+def stored_as(path: Path) -> str:
+    """How the file or folder of a model stores its weights, for people; of several formats the most used first."""
+    if path.suffix != ".gguf":
+        return f"safetensors: {'; '.join(ModelFolder(path).formats)}"
+    n_bytes: Counter[str] = Counter()
+    for info in GGUFModel(path).infos.values():
+        n_bytes[info.kind.name] += info.n_bytes
+    return f"GGUF: {'; '.join(kind for kind, _ in n_bytes.most_common())}"
 
 
 def borrows(path: Path) -> bool:
@@ -162,9 +193,10 @@ def load_borrower(
     token_map = read_token_map(path, spec.n_vocab)
     if token_map is None:
         raise CorruptModel(f"{path} borrows its target's embedding and has no {TOKEN_MAP}; write the draft again")
-    Shapes(spec, len(token_map), is_lent=True).check(shapes_in_folder(path), path)
+    folder = ModelFolder(path)
+    Shapes(spec, len(token_map), is_lent=True).check(folder.shapes(), path)
     model = borrower(spec, token_map, embedding, device, dtype, kind)
-    fill(model, safetensors_in(path), decode=decode_of(kind))
+    fill(model, folder.tensors(), decode=decode_of(kind))
     frequencies = _about(path).get("frequencies")
     if frequencies is not None:
         model.frequencies = _as_frequencies(frequencies, spec, path).to(device)
@@ -234,8 +266,8 @@ def read_head(
     return head
 
 
-def _read_matrix(path: Path, name: str, gguf_name: str) -> Tensor | Stored:
-    found: Tensor | Stored
+def _read_matrix(path: Path, name: str, gguf_name: str) -> Found:
+    found: Found
     if path.suffix == ".gguf":
         source = GGUFModel(path)
         source.infos = {own: info for own, info in source.infos.items() if own == gguf_name}
@@ -247,7 +279,7 @@ def _read_matrix(path: Path, name: str, gguf_name: str) -> Tensor | Stored:
     return found
 
 
-def decode_of(kind: type[Packed] | None) -> Callable[[Tensor | Stored, Tensor], None]:
+def decode_of(kind: type[Packed] | None) -> Callable[[Found, Tensor], None]:
     """How tensors that are not packed are decoded."""
     return decode if kind is None else kind.decode
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from saguaro.errors import CorruptModel, UnsupportedModel
 from saguaro.model.gguf_header import TensorInfo
+from saguaro.model.scaled import Scaled
 from saguaro.model.split import Cut
 
 
@@ -43,6 +44,16 @@ class Stored:
             return weight
         pairs = weight.view(self.n_heads, len(weight) // self.n_heads // 2, 2, *weight.shape[1:])
         return pairs.transpose(1, 2).reshape(weight.shape)
+
+
+Found = Tensor | Stored | Scaled  # a tensor of a checkpoint, as it was read
+
+
+def decoded(found: Found, device: torch.device) -> Tensor:
+    """The tensor that was read; one with scales is multiplied out on the device."""
+    if isinstance(found, Scaled):
+        return found.to(device).decoded()
+    return found.decoded() if isinstance(found, Stored) else found
 
 
 def read_stored(path: Path, info: TensorInfo, n_heads: int = 0, cut: Cut | None = None) -> Stored:

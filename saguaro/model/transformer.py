@@ -4,7 +4,7 @@ A step is flat: T tokens of any number of sequences. The caller passes in attent
 and the products (saguaro.model.products).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -95,10 +95,11 @@ class Transformer(nn.Module):
         n_head = spec.n_vocab if token_map is None else len(token_map)
         layout = Layout(device, dtype, kind, split)
         self._head_shares, self._words = shares(n_head, split.size), split.share(spec.n_vocab)
-        self.head = layout.linear(spec.hidden, {"lm_head": self._head_shares[split.rank]})
+        of_head = layout if kind is None or kind.packs_head else replace(layout, kind=None)
+        self.head = of_head.linear(spec.hidden, {"lm_head": self._head_shares[split.rank]})
         self.is_tied = spec.is_tied and token_map is None
         self.embedding: Tensor  # [V, D]: a view of a plain head when tied
-        if self.is_tied and kind is None:
+        if self.is_tied and of_head.kind is None:
             self.embedding = self.head.matrix.t()
         else:
             self.embedding = nn.Parameter(
@@ -166,13 +167,12 @@ class Transformer(nn.Module):
             part.weight for part in self.modules() if isinstance(part, Linear) and not isinstance(part.weight, Tensor)
         ]
 
-    def pack(
-        self, kind: Callable[[Tensor], Packed], products: Products, name: str, progress: Progress = lambda *_: None
-    ) -> None:
+    def pack(self, kind: type[Packed], products: Products, name: str, progress: Progress = lambda *_: None) -> None:
         """Pack all matrices that are plain, one at a time, to the format of this name, which these products read."""
-        if self.is_tied and isinstance(self.head.weight, Tensor):
+        if self.is_tied and kind.packs_head and isinstance(self.head.weight, Tensor):
             self.embedding = nn.Parameter(self.head.matrix.t().contiguous(), requires_grad=False)
         plain = [part for part in self.modules() if isinstance(part, Linear) and isinstance(part.weight, Tensor)]
+        plain = [part for part in plain if part is not self.head or kind.packs_head]
         for n_done, linear in enumerate(plain, 1):
             linear.pack(kind)
             progress("packing weights", n_done, len(plain))

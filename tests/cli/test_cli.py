@@ -188,6 +188,7 @@ def test_a_reader_that_leaves_is_no_error_to_speak_of(tiny: str) -> None:
 def test_info_describes_the_model(tiny: str, here: Here) -> None:
     facts = json.loads(here("info", "--model", tiny, "--kv-memory", "1MiB", "--json").stdout)
     assert facts["architecture"] == "LlamaForCausalLM"
+    assert facts["stored"] == "safetensors: float32"
     assert facts["kv_bytes"] <= 2**20
     assert facts["kv_tokens"] * facts["kv_bytes_per_token"] == facts["kv_bytes"]
     assert facts["learnt"] is facts["placement"] is None, "there is no draft"

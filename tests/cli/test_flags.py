@@ -65,6 +65,8 @@ def test_the_help_names_every_method(command: str, capsys: pytest.CaptureFixture
         (("--max-model-len", "300"), {"max_model_len": 300}),
         (("--dtype", "float"), {"dtype": "float32"}),
         (("--dtype", "bfloat16"), {"dtype": "bfloat16"}),
+        (("--quantization", "fp8"), {"dtype": "fp8", "quantization": "fp8"}),
+        (("--quantization", "fp8", "--dtype", "bfloat16"), {"dtype": "fp8", "quantization": "fp8"}),
         (("--tensor-parallel-size", "2"), {"tensor_parallel_size": 2}),
         (("--gpu-memory-utilization", "0.85"), {"gpu_memory_utilization": 0.85}),
         (("--max-inter-token-ms", "80"), {"max_inter_token_ms": 80.0}),
@@ -79,6 +81,11 @@ def test_flags_of_vllm(args: tuple[str, ...], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
+        (("--quantization", "awq"), "quantization is 'awq'; it must be fp8 or none; how a checkpoint is quantised is"),
+        (
+            ("--quantization", "fp8", "--dtype", "int8"),
+            "dtype is 'int8'; it must be auto or bfloat16 with quantization",
+        ),
         (("--tensor-parallel-size", "0"), "tensor_parallel_size is 0; it must be between 1 and 64"),
         (("--tensor-parallel-size", "-1"), "tensor_parallel_size is -1; it must be between 1 and 64"),
         (("--gpu-memory-utilization", "0"), "gpu_memory_utilization is 0.0; it must be more than 0 and at most 1"),

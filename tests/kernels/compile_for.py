@@ -18,6 +18,7 @@ NAMES = {
     torch.float32: "fp32",
     torch.float64: "fp64",
     torch.int8: "i8",
+    torch.float8_e4m3fn: "fp8e4nv",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -73,6 +74,8 @@ def main(name: str) -> None:
     for shape in SHAPES:
         for n_rows in (1, 9):
             launch_products(n_rows, *shape)
+            if target.backend == "cuda":
+                launch_e4m3(n_rows, shape[0], shape[4])
         for n_rows, longest in ((1, 4096), (9, 4096), (200, 4096), (1, 100)):
             launch_attention(n_rows, longest, *shape[1:4])
     launch_sampling()
@@ -109,6 +112,18 @@ def launch_products(
     by.read_gated(stream, layout.linear(hidden, {"": 2 * mlp}))
     stream = by.write(stream, empty(n_rows, mlp), layout.linear(mlp, {"": hidden}), norm)
     by.read(stream, layout.linear(hidden, {"": n_vocab}), torch.float32)
+
+
+def launch_e4m3(n_rows: int, hidden: int, mlp: int) -> None:
+    """Products with weights in 8 bits."""
+    from saguaro.kernels.fp8 import FP8Weight
+    from saguaro.kernels.fp8_rows import multiply
+
+    for n_in, n_out in ((hidden, 2 * mlp), (mlp, hidden)):
+        weight = FP8Weight.empty(n_out, n_in, META)
+        for rows in (n_rows, 64):
+            multiply(empty(rows, n_in), weight.steps, weight.scales, None)
+    multiply(empty(n_rows, mlp), weight.steps, weight.scales, empty(hidden))
 
 
 def launch_attention(n_rows: int, longest: int, n_heads: int, n_kv: int, d: int) -> None:

@@ -24,9 +24,12 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("half", "dtype is 'half'; there are no kernels for float16: use bfloat16"),
-        ("float16", "dtype is 'float16'; there are no kernels for float16: use bfloat16"),
-        ("fp8", f"dtype is 'fp8'; it must be one of auto, {', '.join(FORMATS)}"),
+        ("half", "dtype is 'half'; nothing is computed in float16: use bfloat16, .* which read float16 checkpoints"),
+        (
+            "float16",
+            "dtype is 'float16'; nothing is computed in float16: use bfloat16, .* which read float16 checkpoints",
+        ),
+        ("fp4", f"dtype is 'fp4'; it must be one of auto, {', '.join(FORMATS)}"),
     ],
 )
 def test_a_format_that_is_not_there(name: str, said: str) -> None:

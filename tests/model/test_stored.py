@@ -86,7 +86,7 @@ def test_parts_are_packed_where_they_belong(tmp_path: Path, name: str, kind: typ
     """Beside one another within a panel of outputs, the first with interleaved heads."""
     n_in = 256 if name in OTHERS else 96
     parts = [draw(tmp_path, name, 40, n_in, 2), draw(tmp_path, name, 8, n_in), draw(tmp_path, name, 33, n_in)]
-    weight = kind.empty(81, n_in)
+    weight = kind.empty(81, n_in, CPU)
     first = 0
     for part in parts:
         weight.fill(first, part)

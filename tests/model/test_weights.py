@@ -15,6 +15,7 @@ from saguaro import LLM, SamplingParams
 from saguaro.model.load import load
 from saguaro.model.tiny import tiny_model, write_tiny
 from saguaro.model.weights import destinations
+from tests.model.write_fp8 import LAYOUTS, save_fp8
 from tests.model.write_gguf import F32, Q8_0, through, write_gguf
 from tests.parity.driver import CPU, LINEAR, LLAMA3, TOLERANCE, Driver, difference, random_tokens, reference
 
@@ -163,10 +164,15 @@ def test_loading_makes_no_second_copy(big: Any, source: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_packed_model_has_no_plain_copy(big: Any) -> None:
+@pytest.mark.parametrize("source", ["gguf", "fp8"])
+def test_a_packed_model_has_no_plain_copy(big: Any, source: str) -> None:
     """Beside the packed weights there is one tensor of the file, of at most 17 MB, and what the libraries take."""
     with tempfile.TemporaryDirectory() as folder:
-        path = write_gguf(Path(folder) / "big.gguf", big)
+        path = Path(folder)
+        if source == "gguf":
+            path = write_gguf(path / "big.gguf", big)
+        else:
+            save_fp8(path, copy.deepcopy(big), LAYOUTS["blocks"])
         command = [sys.executable, "-c", _MEASURE, str(path), "packed"]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     baseline, peak, weights = map(int, output.split())

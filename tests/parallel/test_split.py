@@ -23,6 +23,7 @@ from saguaro.runner.captured import Followed
 from saguaro.runner.runner import Ran, Runner
 from saguaro.target.graphed import float_bits
 from saguaro.target.shape import RunnerShape, build_runner
+from tests.model.write_fp8 import LAYOUTS, write_fp8
 from tests.model.write_gguf import write_gguf
 from tests.parallel.threads import CPU, exchanges, splits, together
 from tests.parity.driver import TOLERANCE, difference, random_tokens
@@ -145,6 +146,17 @@ def test_matrices_stored_as_int8(group: list[Exchange], tmp_path: Path) -> None:
     save_tensors(rounded(load_file(file), torch.float16), file)
     whole, found = logits(loaded(folder).model), every_rank(group, folder, "float32", None)
     assert difference(found[0], whole) < TOLERANCE
+
+
+@pytest.mark.parametrize("layout", ["blocks-that-do-not-divide", "rows", "modelopt"])
+def test_matrices_stored_in_fp8(group: list[Exchange], tmp_path: Path, layout: str) -> None:
+    """The cuts between ranks go through blocks that have a scale."""
+    write_fp8(tmp_path, "qwen3", LAYOUTS[layout])
+    whole, found = logits(loaded(tmp_path).model), every_rank(group, tmp_path, "float32", None)
+    assert difference(found[0], whole) < TOLERANCE
+    packed = packed_kind("int8", CPU)
+    whole = logits(loaded(tmp_path, dtype="int8", kind=packed).model)
+    assert torch.equal(every_rank(group, tmp_path, "int8", packed)[0], whole)
 
 
 def test_a_rank_reads_and_holds_its_part_only(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from saguaro.attention.native import cpu_attention
 from saguaro.attention.step import Segment, make_step
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.kv.pages import PagePool, PageTable
+from saguaro.model.linear import Packed
 from saguaro.model.load import load
 from saguaro.runner.runner import Runner
 
@@ -32,8 +33,8 @@ N_PAGES = 64
 class Driver:
     """A loaded model, a page pool, and a KV memory in which everything that was not written is NaN."""
 
-    def __init__(self, path: Path, dtype: torch.dtype = torch.float32) -> None:
-        self.model = load(path.name, path, CPU, dtype).model
+    def __init__(self, path: Path, dtype: torch.dtype = torch.float32, kind: type[Packed] | None = None) -> None:
+        self.model = load(path.name, path, CPU, dtype, kind).model
         spec = self.model.spec
         plan = KVPlan(N_PAGES, PAGE_SIZE, spec.kv_bytes_per_token(dtype), N_PAGES * PAGE_SIZE)
         cache = KVCache(plan, spec, CPU, dtype)

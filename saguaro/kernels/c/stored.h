@@ -17,6 +17,15 @@ static inline float half_of(uint32_t bits) {
     return as_float((odd ? odd | bits << 13 : found) | (bits & 0x8000) << 16);
 }
 
+/* A float of 8 bits: 4 of exponent, 3 of mantissa, no infinity. */
+static inline float e4m3_of(uint32_t bits) {
+    float size = as_float((bits & 0x7f) << 20) * 0x1p120f; /* exact, also below the smallest normal number */
+    uint32_t odd = (bits & 0x7f) == 0x7f ? 0x7fc00000 : 0; /* NaN */
+    uint32_t found;
+    memcpy(&found, &size, sizeof found);
+    return as_float((odd ? odd : found) | (bits & 0x80) << 24);
+}
+
 static inline float half_at(const uint8_t *p) { return half_of(p[0] | (uint32_t)p[1] << 8); }
 
 /* Blocks of 32: y = d * (q - zero) or d * q + m, with 4 bits of q, and a fifth from `high`. */
@@ -114,6 +123,13 @@ static void block_of(int kind, int *n, int *n_bytes) {
     *n = *n_bytes == 0 ? 0 : *n_bytes <= 4 ? 1 : *n_bytes <= 34 ? 32 : 256;
 }
 
+/* The scales of a matrix in 8 bits: one for each block of height x width, [blocks downwards][across]. What is unpacked
+   begins at (row, column) of the matrix. */
+typedef struct {
+    const float *scales;
+    int is_float, across, height, width, row, column; /* is_float: e4m3, else int8 */
+} scaling;
+
 /* A matrix [n_rows][n] in a file's bytes, and where it goes: y [n_rows][n], or the outputs of a matrix from `first` on.
    With heads, the two rope halves of each head's rows are interleaved in the file, as llama.cpp stores them. */
 typedef struct {
@@ -122,10 +138,31 @@ typedef struct {
     float *y;
     const matrix *to;
     atomic_int next; /* PANEL rows */
+    const scaling *scaled; /* in place of kind */
 } unpacking;
+
+static void decode_scaled(const unpacking *u, int row, float *y) {
+    const scaling *s = u->scaled;
+    const uint8_t *b = u->from + (size_t)row * u->n;
+    const float *scales = s->scales + (size_t)((s->row + row) / s->height) * s->across;
+    for (int i = 0, last; i < u->n; i = last) {
+        int block = (s->column + i) / s->width;
+        float scale = scales[block];
+        last = (block + 1) * s->width - s->column;
+        if (last > u->n) last = u->n;
+        if (s->is_float)
+            for (int j = i; j < last; j++) y[j] = e4m3_of(b[j]) * scale;
+        else
+            for (int j = i; j < last; j++) y[j] = (float)(int8_t)b[j] * scale;
+    }
+}
 
 static void decode_row(const unpacking *u, int row, float *y) {
     int n, n_bytes;
+    if (u->scaled) {
+        decode_scaled(u, row, y);
+        return;
+    }
     block_of(u->kind, &n, &n_bytes);
     if (u->n_heads) {
         int d = u->n_rows / u->n_heads, at = row % d;
@@ -184,7 +221,15 @@ int unpack(int n_threads, int kind, const void *from, int n_rows, int n, int n_h
     int n_block, n_bytes;
     block_of(kind, &n_block, &n_bytes);
     if (!n_block || n % n_block) return 0;
-    unpacking u = {from, kind, n_rows, n, n_heads, first, y, to, 0};
+    unpacking u = {from, kind, n_rows, n, n_heads, first, y, to, 0, NULL};
     together(n_rows >= MANY ? n_threads : 1, unpack_part, &u);
     return 1;
+}
+
+/* The same for a matrix in 8 bits with scales. */
+void unpack_scaled(int n_threads, int is_float, const void *from, int n_rows, int n, const float *scales, int across,
+                   int height, int width, int row, int column, float *y, const matrix *to, int first) {
+    scaling s = {scales, is_float, across, height, width, row, column};
+    unpacking u = {from, 0, n_rows, n, 0, first, y, to, 0, &s};
+    together(n_rows >= MANY ? n_threads : 1, unpack_part, &u);
 }
