@@ -72,8 +72,7 @@ def _run(runner: Runner, plan: Report, command: commands.Report) -> dict[str, An
         n = len(runner.finished(plan.cells))
         runner.tell(
             f"\ninterrupted: {n} of {len(plan.cells)} cells are finished in {command.out}; the same command goes on, "
-            "and "
-            "--page-only makes a page of them"
+            "and --page-only makes a page of them"
         )
         raise
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SIDE_BY_SIDE, RANKS = "side by side", "ranks"  # what is measured (saguaro.report.measure)
+MORE_FOR_RANKS = 4  # times as long as a token of an entry takes a token whose rank is recorded: many are prepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,9 @@ class Cell:
 
     @property
     def n_tokens(self) -> int:
-        """Most tokens that are generated: what a cell costs, roughly."""
-        return len(self.entries) * self.n_prompts * self.max_tokens
+        """What a cell costs, roughly, as tokens that are generated."""
+        each = MORE_FOR_RANKS if self.kind == RANKS else 1
+        return each * len(self.entries) * self.n_prompts * self.max_tokens
 
 
 @dataclass(frozen=True, kw_only=True)

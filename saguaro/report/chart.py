@@ -57,10 +57,10 @@ def plot(name: str, draw: Draw, panels: int = 1) -> str:
         draw(*axes)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return themed(file.getvalue(), name)
+    return themed(file.getvalue(), name, "wide" if panels > 1 else "narrow")
 
 
-def themed(svg: str, name: str) -> str:
+def themed(svg: str, name: str, shape: str) -> str:
     """The element alone, with the page's colours, and with ids that no other picture of the page has."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -70,7 +70,7 @@ def themed(svg: str, name: str) -> str:
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = re.sub(r'(href="|url\()#', rf"\1#{prefix}-", svg)
     svg = re.sub(r"font: ([^;\"]*?)'[^;\"]*", r"font: \1sans-serif", svg)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{prefix}" ', 1)
+    return svg.replace("<svg ", f'<svg class="{shape}" role="img" aria-label="{prefix}" ', 1)
 
 
 def line(axes: Any, index: int, x: list[float], y: list[float], label: str, **more: Any) -> None:
@@ -84,7 +84,7 @@ def log_axis(axis: Any, base: float = 10, ticks: list[float] | None = None) -> N
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
     axis._set_axes_scale("log", base=base)
-    axis.set_major_locator(FixedLocator(ticks) if ticks else LogLocator(base=10, subs=(1, 2, 5)))
+    axis.set_major_locator(FixedLocator(ticks) if ticks else LogLocator(base=10, subs=(1, 2, 3, 5, 7)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 

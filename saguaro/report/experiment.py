@@ -46,6 +46,13 @@ def speed(figures: Figures | None) -> float | None:
     return None if not figures or figures["tok_s"] is None else float(figures["tok_s"])
 
 
+def slowdown(figures: Figures, other: Figures) -> float | None:
+    """How much longer the rest of a round takes, besides waiting for the draft, than with another entry."""
+    if figures["played"] is None or other["played"] is None:
+        return None
+    return ratio(figures["played"]["verify_ms"], other["played"]["verify_ms"])
+
+
 def ratio(a: float | None, b: float | None) -> float | None:
     """a / b, if both are known."""
     return None if a is None or not b else a / b

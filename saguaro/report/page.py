@@ -1,5 +1,6 @@
 """Writes a report as one HTML file: styles and plots are inside, and nothing is loaded from anywhere."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -110,14 +111,23 @@ def _plot(part: Plot) -> str:
 def table(one: Table) -> str:
     """A table, which scrolls by itself where the page is too narrow.
 
-    >>> table(Table(("a", "b"), [("x", "1")]))
-    '<div class="table"><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><th>x</th><td>1</td></tr></tbody></table></div>'
+    >>> print(table(Table(("a", "b"), [("x", "1")])).replace("</tr>", "</tr>\\n"))
+    <div class="table"><table><thead><tr><th class="text">a</th><th>b</th></tr>
+    </thead><tbody><tr><td class="text">x</td><td>1</td></tr>
+    </tbody></table></div>
     """
-    caption = f"<caption>{escape(one.caption)}</caption>" if one.caption else ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in one.head)
-    rows = "".join(
-        f"<tr><th>{escape(row[0])}</th>{''.join(f'<td>{escape(value)}</td>' for value in row[1:])}</tr>"
-        for row in one.rows
-    )
-    whole = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<div class="table">{whole}</div>'
+    caption = f'<p class="caption">{escape(one.caption)}</p>' if one.caption else ""
+    kinds = ["" if all(map(_is_number, values)) else ' class="text"' for values in zip(*one.rows, strict=True)]
+    head = _row("th", one.head, kinds or [""] * len(one.head))
+    rows = "".join(_row("td", row, kinds) for row in one.rows)
+    return f'{caption}<div class="table"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
+
+
+def _row(tag: str, values: Sequence[str], kinds: Sequence[str]) -> str:
+    cells = (f"<{tag}{kind}>{escape(value)}</{tag}>" for value, kind in zip(values, kinds, strict=True))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _is_number(text: str) -> bool:
+    """Whether this is shown on the right: a number, a range of numbers, or none."""
+    return re.fullmatch(r"(-|inf|[\d.,]+( to [\d.,]+)?)", text) is not None

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from saguaro.report.cell import Cell, Profile
@@ -14,10 +15,8 @@ from saguaro.report.store import Finished, Store, write_whole
 TITLE = "Speculative speculative decoding, measured here"
 LEAD = (
     "The experiments of the paper (arXiv 2603.03251), redone by Saguaro on this machine, and some of our own. Speeds "
-    "are of "
-    "decoding alone, in rounds with a full batch; the methods of a table or plot took turns on the same prompts, so "
-    "other load "
-    "on the machine slowed all of them. Compare them within a table, as ratios."
+    "are of decoding alone, in rounds with a full batch; the methods of a table or plot took turns on the same "
+    "prompts, so other load on the machine slowed all of them. Compare them within a table, as ratios."
 )
 
 
@@ -95,7 +94,7 @@ def facts_of(found: Sequence[Finished], command: str, n_cells: int, n_found: int
 
 def _pair(facts: Mapping[str, Any]) -> str:
     more = [f"{name} {facts[name]:.3g}" for name in ("epsilon",) if name in facts]
-    threads = [f"{facts['threads']} threads"] if facts.get("threads") else []
-    return ", ".join(
-        [f"{facts['target']} with {facts['draft']}", str(facts["dtype"]), str(facts["device"]), *more, *threads]
-    )
+    n = facts.get("threads")
+    threads = [f"{n} thread{'s' * (n > 1)}"] if n else []
+    target, draft = (Path(str(facts[name])).name for name in ("target", "draft"))
+    return ", ".join([f"{target} with {draft}", str(facts["dtype"]), str(facts["device"]), *more, *threads])

@@ -3,7 +3,7 @@
 from saguaro.report.cell import RANKS, Cell, Entry, Profile
 from saguaro.report.experiment import entry
 
-AR, SD, DRAFT, RANDOM, NGRAM = "ar", "sd", "ssd, draft", "ssd, random", "ssd, n-grams"
+AR, SD, DRAFT, RANDOM, NGRAM = "ar", "sd", "ssd, draft", "ssd, random tokens", "ssd, n-grams"
 POLICY = "ssd (policy)"
 
 

@@ -56,8 +56,8 @@ def _text(prompts: str, each: dict[str, Figures]) -> str:
     best = max(DRAFTERS, key=lambda name: speed(each[name]) or 0.0)
     return (
         f"{prompts}: the fastest drafter is {best}, {number(ratio(speed(each[best]), speed(each[AR])))} times plain "
-        "decoding; most "
-        f"tokens per round has {max(DRAFTERS, key=lambda name: of_summary(each[name], 'tokens_per_round') or 0.0)}."
+        "decoding; most tokens per round has "
+        f"{max(DRAFTERS, key=lambda name: of_summary(each[name], 'tokens_per_round') or 0.0)}."
     )
 
 

@@ -60,17 +60,14 @@ def section(profile: Profile, found: Found) -> Section:
     return Section(
         paper="SSD is lossless: the tokens have the target's distribution.",
         found=[
-            f"{n:,} tokens of {len(pairs)} runs in {len(names)} cells were compared with the first run of their "
-            "cell, which is ar "
-            f"where it takes part: {n_different(found)} differ. That number must be 0; otherwise the command ends "
-            "with status 1."
+            f"{n:,} tokens of {len(pairs)} runs in {len(names)} cells were compared with the first run of their cell, "
+            f"which is ar where it takes part: {n_different(found)} differ. That number must be 0; otherwise the "
+            "command ends with status 1."
         ],
         differs=[
             "Under shared noise, the default here, more is true than in the paper: not only the distribution but the "
-            "tokens are "
-            "those of plain decoding, for every seed. Runs with rejection above temperature 0 are not compared: they "
-            "have noise of "
-            "their own."
+            "tokens are those of plain decoding, for every seed. Runs with rejection above temperature 0 are not "
+            "compared: they have noise of their own."
         ],
         parts=[Table(("cell", "runs compared", "tokens", "different"), rows)],
     )

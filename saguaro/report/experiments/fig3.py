@@ -73,21 +73,20 @@ def section(profile: Profile, found: Found) -> Section:
         "rms",
     )
     text = [
-        f"{len(fits)} of {len(rows)} curves could be fitted. The exponent r is {spread([law.r for law in fits])}, "
-        "and the "
-        f"fit is off by {spread([law.rms for law in fits])} in the logarithm (root mean square)."
+        f"{len(fits)} of {len(rows)} curves could be fitted. The exponent r is {spread([law.r for law in fits])}, and "
+        f"the fit is off by {spread([law.rms for law in fits])} in the logarithm (root mean square)."
     ]
+    first = [misses(rounds)[0] for each in series.values() for rounds in each.values() if rounds is not None]
     differs = [
-        "The paper's law has scale 1, so one candidate alone would always miss. The fitted scale here is "
-        f"{spread([law.scale for law in fits])}: the first candidate does hit. The planner therefore fits a factor "
-        "beside the exponent."
+        f"In the paper's law (scale 1) a cache of one candidate always misses. Here it misses in {spread(first)} of "
+        "the rounds, so a factor is fitted beside the exponent, and the planner does the same."
     ]
     svg = chart.plot("fig3", lambda *axes: _draw(axes, series, laws), panels=2)
     return Section(
         paper="The share of verification outcomes that a cache misses falls as a power of its fan-out, both after a "
         "speculation of the draft and after one of the backup.",
         found=text,
-        differs=differs if fits else [],
+        differs=differs if first else [],
         parts=[
             Plot(svg, "Misses by fan-out F, on logarithmic axes; dashed: the fitted power law."),
             Table(head, rows, "scale: fitted miss rate at F = 1. rms: error of the fitted logarithm."),
@@ -115,7 +114,7 @@ def _draw(
             chart.line(panel, index, x, y, name, linestyle="none", markersize=4)
             law = laws[kind][name]
             if law is not None:
-                fitted = [min(1.0, law.scale * F**-law.r) for F in range(1, rounds.N + 1)]
+                fitted = [law.scale * F**-law.r for F in range(1, rounds.N + 1)]
                 ends = list(range(1, rounds.N + 1))
                 panel.plot(ends, fitted, color=chart.COLOURS[index], linewidth=1.2, linestyle=(0, (4, 2)))
         chart.log_axis(panel.xaxis, ticks=[1, 2, 4, 8, 16, 32])

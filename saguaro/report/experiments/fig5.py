@@ -81,15 +81,13 @@ def section(profile: Profile, found: Found) -> Section:
         found=_texts(curves, shared),
         differs=[
             "Under shared noise, the default here, there is nothing to trade: the draft ranks tokens with the "
-            "target's "
-            "own noise, which raises acceptance and hits together. Saguaro sampling is for rejection only."
+            "target's own noise, which raises acceptance and hits together. Saguaro sampling is for rejection only."
         ],
         parts=[
             Plot(
                 svg,
                 f"{some(profile.temperatures[-1])}, K = {profile.lookahead}; M: prepared outcomes. Upwards and to "
-                "the right is "
-                "better. Dashed: the frontier of rejection; stars: shared noise.",
+                "the right is better. Dashed: the frontier of rejection; stars: shared noise.",
             ),
             Table(head, rows, "acceptance: of a token, if those before it were accepted."),
         ],

@@ -107,23 +107,21 @@ def section(profile: Profile, found: Found) -> Section:
     ]
     svg = chart.plot("fig6", lambda *axes: _draw(axes, done, stars, projected, profile), panels=2 if projected else 1)
     return Section(
-        paper="With a larger batch it becomes likely that some row misses, and then all rows wait for the backup. Up "
-        "to a "
-        "critical batch size it is best to draft misses with the model, above it with something that takes no time. "
-        "More devices that draft give larger caches and more hits, with falling returns (projected in the paper too).",
+        paper="With a larger batch it becomes likely that some row misses, and then all rows wait for the backup. "
+        "Up to a critical batch size it is best to draft misses with the model, above it with something that takes "
+        "no time. More devices that draft give larger caches and more hits, with falling returns (projected in the "
+        "paper too).",
         found=[*_texts(stars), *_projected(projected, profile)],
         differs=[
             "b* assumes that rounds are independent and that preparing does not slow the verification. On one "
-            "machine it "
-            "does, for every backup alike. The paper's backup is random tokens; n-grams are also free, and sometimes "
-            "right."
+            "machine it does, for every backup alike. The paper's backup is random tokens; n-grams are also free, "
+            "and sometimes right."
         ],
         parts=[
             Plot(
                 svg,
                 f"Left: tok/s by batch size, greedy, K = {profile.lookahead}, {profile.budget} outcomes per row; "
-                "dotted: b* of "
-                "random tokens by Theorem 17."
+                "dotted: b* of random tokens by Theorem 17."
                 + (f" Right: PROJECTED speed relative to sd at batch {profile.projected}." if projected else ""),
             ),
             Table(head, rows, "tok/s of all rows together; hit rate: with misses drafted by the model."),
@@ -153,9 +151,8 @@ def _projected(projected: dict[int, float], profile: Profile) -> list[str]:
     few, many = min(projected), max(projected)
     return [
         f"Projected, not measured: at batch {profile.projected}, speed relative to sd goes from {projected[few]:.2f} "
-        "with "
-        f"{few} draft to {projected[many]:.2f} with {many}. Hit rates come from recorded ranks, tokens and times from "
-        "batch 1, combined by Corollary 16."
+        f"with {few} draft to {projected[many]:.2f} with {many}. Hit rates come from recorded ranks, tokens and times "
+        "from batch 1, combined by Corollary 16."
     ]
 
 
@@ -186,6 +183,7 @@ def _draw(
         )
         right.set_xlabel(f"drafts, {profile.budget} outcomes each")
         right.set_ylabel("speed relative to sd")
+        right.set_ylim(bottom=0)
         chart.title(right, f"projected, batch {profile.projected}")
 
 

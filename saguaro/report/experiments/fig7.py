@@ -58,15 +58,12 @@ def section(profile: Profile, found: Found) -> Section:
     svg = chart.plot("fig7", lambda *axes: _draw(axes, done, profile), panels=2)
     return Section(
         paper="SSD is up to twice as fast as speculative decoding and up to five times as fast as plain decoding at "
-        "batch 1, "
-        "and is on the frontier of latency and throughput over the batch sizes, most clearly at small ones.",
+        "batch 1, and is on the frontier of latency and throughput over the batch sizes, most clearly at small ones.",
         found=_texts(done),
         differs=[
-            "The paper gives SSD one more GPU than its baselines. Here all methods have the same machine, so hiding "
-            "the draft "
-            "also takes something from the target. `ssd` measures whether preparing pays, and otherwise drafts just "
-            "in time or "
-            "not at all."
+            "The paper gives SSD one more GPU than its baselines. Here all methods have the same machine, so what "
+            "hides the draft is taken from the target. ssd measures whether preparing pays: it prepared in "
+            f"{spread([of_summary(each[SSD], 'prepared') for each in done.values()])} of the rounds."
         ],
         parts=[
             Plot(
@@ -91,12 +88,10 @@ def _texts(done: dict[int, dict[str, Figures]]) -> list[str]:
     best = max(METHODS, key=lambda name: speed(done[first][name]) or 0.0)
     return [
         f"At batch {first} ssd has {number(to_sd[first])} times the speed of sd and {number(to_ar[first])} times "
-        "that of ar; the "
-        f"fastest method there is {best}.",
+        f"that of ar; the fastest method there is {best}.",
         f"Over the batch sizes, ssd to sd is {spread(list(to_sd.values()))} (mean "
-        f"{number(mean(list(to_sd.values())))}), ssd to "
-        f"ar {spread(list(to_ar.values()))}. ssd is the fastest of the four at "
-        + (f"batch {', '.join(map(str, won))}." if won else "no batch size."),
+        f"{number(mean(list(to_sd.values())))}), ssd to ar {spread(list(to_ar.values()))}. ssd is the fastest of the "
+        "four at " + (f"batch {', '.join(map(str, won))}." if won else "no batch size."),
     ]
 
 

@@ -27,8 +27,8 @@ def section(profile: Profile, found: Found) -> Section:
         found=[_text(batch, each) for batch, each in done.items()]
         + [
             f"The policy has {number(mean([_to_best(each) for each in done.values()]))} times the speed of the best "
-            "fixed setting, "
-            "in the mean. It begins without anything learnt; `saguaro tune` lets it begin with measured times."
+            "fixed setting, in the mean. It begins without anything learnt; `saguaro tune` lets it begin with "
+            "measured times."
         ],
         parts=[
             Plot(svg, "Greedy: speed over plain decoding, by batch size."),
@@ -50,8 +50,7 @@ def _text(batch: int, each: dict[str, Figures]) -> str:
     return (
         f"Batch {batch}: the best fixed setting is {best} ({number(speed(each[best]), 1)} tok/s); the policy has "
         f"{number(speed(own), 1)} tok/s, prepares in {100 * (of_summary(own, 'prepared') or 0.0):.0f} % of the "
-        "rounds, and verifies "
-        f"{number(of_summary(own, 'nodes_per_token'))} nodes per token."
+        f"rounds, and verifies {number(of_summary(own, 'nodes_per_token'))} nodes per token."
     )
 
 

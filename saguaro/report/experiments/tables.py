@@ -51,16 +51,14 @@ def section(profile: Profile, found: Found) -> Section:
     easiest = max(accepted, key=lambda name: accepted[name])
     return Section(
         paper="Over four prompt sets, SSD is on average 1.58 and 1.49 times as fast as SD for two pairs, and most "
-        "where drafts "
-        "are accepted most: code and mathematics.",
+        "where drafts are accepted most: code and mathematics.",
         found=[
             f"Means here: ssd / sd {number(to_sd)}, ssd / ar {number(to_ar)}. Of the prompt sets, sd accepts most on "
             f"{easiest} ({accepted[easiest]:.2f} of the speculated tokens)."
         ],
         differs=[
             "The paper's pairs need five GPUs, one of them for the draft alone. The pairs here are smaller, on one "
-            "machine; "
-            "compare ratios, not tok/s."
+            "machine; compare ratios, not tok/s."
         ],
         parts=[
             Table(head, rows, "Greedy, batch 1, without the reading of prompts. acceptance: speculated tokens of sd."),

@@ -6,7 +6,7 @@ from typing import Any
 from saguaro.algo.theory import ssd_over_sd, ssd_over_sd_bounds, ssd_speedup
 from saguaro.report import chart
 from saguaro.report.cell import Cell, Profile
-from saguaro.report.experiment import Experiment, Figures, Found, mean, number, ratio, speed, spread
+from saguaro.report.experiment import Experiment, Figures, Found, mean, number, ratio, slowdown, speed, spread
 from saguaro.report.experiments.common import AR, DRAFT, RANDOM, SD, fallbacks
 from saguaro.report.experiments.fig6 import BACKUPS, by_batch, critical
 from saguaro.report.page import Plot, Section, Table
@@ -48,8 +48,7 @@ def section(profile: Profile, found: Found) -> Section:
     svg = chart.plot("theory", lambda axes: _draw(axes, batches))
     return Section(
         paper="Hit rates, tokens per round and the times of drafting predict the speed of SSD over plain decoding "
-        "(Theorem 7), "
-        "over SD (Corollaries 8 and 9), in a batch (Corollary 16), and the best backup (Theorem 17).",
+        "(Theorem 7), over SD (Corollaries 8 and 9), in a batch (Corollary 16), and the best backup (Theorem 17).",
         found=_texts(one, speeds, batches),
         differs=_differs(one),
         parts=[
@@ -88,7 +87,9 @@ def corollaries(one: dict[str, Figures]) -> list[Compared]:
         low, high = ssd_over_sd_bounds(fast["p_h"], max(1.0, fast["E_hit"]), max(1.0, sd["E_miss"]), sd["T_b"])
         between = f"{low:.2f} to {high:.2f}"
         rows.append(
-            Compared("Corollary 9", "ssd, random over sd", None, ratio(speed(one[RANDOM]), speed(one[SD])), between)
+            Compared(
+                "Corollary 9", "ssd, random tokens over sd", None, ratio(speed(one[RANDOM]), speed(one[SD])), between
+            )
         )
     return rows
 
@@ -129,19 +130,13 @@ def _texts(one: dict[str, Figures], speeds: list[Compared], batches: dict[str, l
 
 
 def _differs(one: dict[str, Figures]) -> list[str]:
-    slower = [
-        ratio(one[name]["played"]["verify_ms"], one[SD]["played"]["verify_ms"])
-        for name in BACKUPS
-        if one and one[name]["played"] is not None and one[SD]["played"] is not None
-    ]
+    slower = [slowdown(one[name], one[SD]) for name in BACKUPS] if one else []
     if not slower:
         return []
     return [
         "The theorems assume that a verification takes the same time with and without a preparation beside it. Here "
-        "it takes "
-        f"{spread(slower)} times that of sd, whose draft and target take turns on the whole machine. That is why "
-        "Corollary 8 "
-        "(never slower than SD) can fail, and why Corollary 16 is measured against ar."
+        f"it takes {spread(slower)} times that of sd, whose draft and target take turns on the whole machine. That is "
+        "why Corollary 8 (never slower than SD) can fail, and why Corollary 16 is measured against ar."
     ]
 
 

@@ -45,10 +45,8 @@ def _text(profile: Profile, heat: float, each: dict[str, Figures]) -> str:
     start = some(heat)
     return (
         f"{start[0].upper()}{start[1:]}: most tokens per round has the {most.removeprefix('sd, ')}, "
-        f"{tokens[most]:.2f}. The fastest "
-        f"chain and tree are the {fastest}. A larger tree pays only where verifying more tokens takes little more "
-        "time, which "
-        "depends on the machine."
+        f"{tokens[most]:.2f}. The fastest chain and tree are the {fastest}. A larger tree pays only where verifying "
+        "more tokens takes little more time, which depends on the machine."
     )
 
 
