@@ -41,9 +41,8 @@ def report(command: commands.Report) -> int:
         return 0
     experiments = chosen(command.only)
     profile = profile_of(command)
+    texts, pairs = texts_of(command.prompts), pairs_of(command, profile)
     check_matplotlib()
-    texts = texts_of(command.prompts)
-    pairs = pairs_of(command, profile)
     profile = replace(profile, pairs=tuple(pairs), sets=tuple(texts))
     plan = Report(profile=profile, experiments=experiments, command=command_line(command))
     store = Store(command.out, basis_of(command))

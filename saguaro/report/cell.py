@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SIDE_BY_SIDE, RANKS = "side by side", "ranks"  # what is measured (saguaro.report.measure)
-MORE_FOR_RANKS = 4  # times as long as a token of an entry takes a token whose rank is recorded: many are prepared
+MORE_TO_PREPARE = 5  # times as long takes a token if outcomes are prepared for it in the target's thread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +18,11 @@ class Entry:
 
     name: str
     settings: Mapping[str, Any]
+
+    @property
+    def prepares_inline(self) -> bool:
+        """Whether it always prepares, in the target's thread."""
+        return self.settings.get("prepare") == "always" and self.settings.get("link") == "inline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +42,8 @@ class Cell:
     @property
     def n_tokens(self) -> int:
         """What a cell costs, roughly, as tokens that are generated."""
-        each = MORE_FOR_RANKS if self.kind == RANKS else 1
-        return each * len(self.entries) * self.n_prompts * self.max_tokens
+        each = (MORE_TO_PREPARE if entry.prepares_inline else 1 for entry in self.entries)
+        return sum(each) * self.n_prompts * self.max_tokens
 
 
 @dataclass(frozen=True, kw_only=True)

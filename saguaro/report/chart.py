@@ -46,10 +46,10 @@ def check_matplotlib() -> None:
 
 def plot(name: str, draw: Draw, panels: int = 1) -> str:
     """An SVG element with so many panels side by side. The same name and data give the same text."""
-    from matplotlib import rc_context
+    from matplotlib import cycler, rc_context
     from matplotlib.figure import Figure  # without pyplot: no window and no global state
 
-    with rc_context({**STYLE, "svg.hashsalt": name}):
+    with rc_context({**STYLE, "svg.hashsalt": name, "axes.prop_cycle": cycler(color=COLOURS)}):
         figure = Figure(figsize=(4.9 * panels if panels > 1 else 6.2, 3.5), layout="constrained")
         axes = figure.subplots(1, panels, squeeze=False)[0]
         for each in axes:

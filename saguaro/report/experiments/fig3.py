@@ -72,10 +72,12 @@ def section(profile: Profile, found: Found) -> Section:
         "scale",
         "rms",
     )
-    text = [
+    text = (
         f"{len(fits)} of {len(rows)} curves could be fitted. The exponent r is {spread([law.r for law in fits])}, and "
         f"the fit is off by {spread([law.rms for law in fits])} in the logarithm (root mean square)."
-    ]
+        if fits
+        else f"None of the {len(rows)} curves could be fitted: that needs {FEW} rounds, and misses that fall."
+    )
     first = [misses(rounds)[0] for each in series.values() for rounds in each.values() if rounds is not None]
     differs = [
         f"In the paper's law (scale 1) a cache of one candidate always misses. Here it misses in {spread(first)} of "
@@ -85,7 +87,7 @@ def section(profile: Profile, found: Found) -> Section:
     return Section(
         paper="The share of verification outcomes that a cache misses falls as a power of its fan-out, both after a "
         "speculation of the draft and after one of the backup.",
-        found=text,
+        found=[text],
         differs=differs if first else [],
         parts=[
             Plot(svg, "Misses by fan-out F, on logarithmic axes; dashed: the fitted power law."),
