@@ -39,24 +39,14 @@ def report(command: commands.Report) -> int:
     if command.list:
         list_experiments()
         return 0
-    experiments = chosen(command.only)
-    profile = profile_of(command)
-    texts, pairs = texts_of(command.prompts), pairs_of(command, profile)
-    check_matplotlib()
-    profile = replace(profile, pairs=tuple(pairs), sets=tuple(texts))
-    plan = Report(profile=profile, experiments=experiments, command=command_line(command))
-    store = Store(command.out, basis_of(command))
-    runner = Runner(
-        store=store,
-        pairs=pairs,
-        texts=texts,
-        rows=max(profile.batches),
-        circumstances={"versions": versions(), "machine": machine()},
-        tell=lambda line: print(line, file=sys.stderr, flush=True),
-    )
-    with store.opened():
-        done = runner.finished(plan.cells) if command.page_only else _run(runner, plan, command)
-        n_different = plan.write(store, done)
+    plan, runner = planned(command)
+    if command.page_only:  # also while another report is measured there
+        done = runner.finished(plan.cells)
+        n_different = plan.write(runner.store, done)
+    else:
+        with runner.store.opened():
+            done = _run(runner, plan)
+            n_different = plan.write(runner.store, done)
     n_failed = sum("failed" in one for one in done.values())
     print(command.out / "report.html")
     if n_different:
@@ -64,14 +54,33 @@ def report(command: commands.Report) -> int:
     return int(bool(n_different or n_failed))
 
 
-def _run(runner: Runner, plan: Report, command: commands.Report) -> dict[str, Any]:
+def planned(command: commands.Report) -> tuple[Report, Runner]:
+    """The report of the flags, and what runs it. Raises before anything is loaded or written."""
+    experiments, profile = chosen(command.only), profile_of(command)
+    texts, pairs = texts_of(command.prompts), pairs_of(command, profile)
+    if command.page_only and not command.out.is_dir():
+        raise ConfigError(f"{command.out} is no folder of a report; name one with --out, or leave --page-only out")
+    check_matplotlib()
+    profile = replace(profile, pairs=tuple(pairs), sets=tuple(texts))
+    runner = Runner(
+        store=Store(command.out, basis_of(command)),
+        pairs=pairs,
+        texts=texts,
+        rows=max(profile.batches),
+        circumstances={"versions": versions(), "machine": machine()},
+        tell=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    return Report(profile=profile, experiments=experiments, command=command_line(command)), runner
+
+
+def _run(runner: Runner, plan: Report) -> dict[str, Any]:
     try:
         return runner.run(plan.cells)
     except KeyboardInterrupt:
         n = len(runner.finished(plan.cells))
         runner.tell(
-            f"\ninterrupted: {n} of {len(plan.cells)} cells are finished in {command.out}; the same command goes on, "
-            "and --page-only makes a page of them"
+            f"\ninterrupted: {n} of {len(plan.cells)} cells are finished in {runner.store.folder}; the same command "
+            "goes on, and --page-only makes a page of them"
         )
         raise
 

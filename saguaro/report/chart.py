@@ -46,18 +46,34 @@ def check_matplotlib() -> None:
 
 def plot(name: str, draw: Draw, panels: int = 1) -> str:
     """An SVG element with so many panels side by side. The same name and data give the same text."""
-    from matplotlib import cycler, rc_context
+    from matplotlib import rc_context
     from matplotlib.figure import Figure  # without pyplot: no window and no global state
 
-    with rc_context({**STYLE, "svg.hashsalt": name, "axes.prop_cycle": cycler(color=COLOURS)}):
-        figure = Figure(figsize=(4.9 * panels if panels > 1 else 6.2, 3.5), layout="constrained")
+    with rc_context({**STYLE, "svg.hashsalt": name, "axes.prop_cycle": f"cycler('color', {list(COLOURS)})"}):
+        figure = Figure(figsize=(4.9 * panels if panels > 1 else 6.2, 3.9), layout="constrained")
         axes = figure.subplots(1, panels, squeeze=False)[0]
         for each in axes:
             each.grid(color=FAINT, linewidth=0.7)
         draw(*axes)
+        _legend(figure, axes)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return themed(file.getvalue(), name, "wide" if panels > 1 else "narrow")
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    """The series of all panels, once, below them."""
+    named = {label: handle for each in axes for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
+    if named:
+        n_columns = min(len(named), 4 if len(axes) == 1 else 6)
+        shape = {"ncols": n_columns, "handlelength": 1.8, "columnspacing": 1.4}
+        figure.legend(named.values(), named, loc="outside lower center", fontsize=10, **shape)
+
+
+def from_zero(axes: Any) -> None:
+    """Begin the vertical axis at 0, with room above."""
+    top = axes.dataLim.ymax
+    axes.set_ylim(0, 1.1 * top if 0 < top < float("inf") else 1)
 
 
 def themed(svg: str, name: str, shape: str) -> str:

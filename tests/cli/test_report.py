@@ -76,6 +76,7 @@ def test_without_matplotlib(here: Here, monkeypatch: pytest.MonkeyPatch, tmp_pat
         (("--only", "fig9"), "only names 'fig9', which is no experiment; did you mean 'fig"),
         (("--only", "zzz"), "known: fig3, fig4"),
         (("--only", ","), "only is ','; name one or more of fig3"),
+        (("--page-only", "--draft", "drop:1"), "report is no folder of a report; name one with --out"),
         (("--quick", "--full"), "--quick and --full are given; choose one of them"),
         (("--pair", "big"), "pair is 'big'; write TARGET=DRAFT"),
         (("--model", "m"), "there is no draft model, and the paper is about drafts; pass draft (--draft)"),

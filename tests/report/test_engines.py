@@ -38,9 +38,7 @@ def grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Grown:
 
 
 def test_the_experiments_of_a_grown_pair(grown: Grown, tmp_path: Path) -> None:
-    gpu = PROFILES["gpu"]
-    sizes = {"n_prompts": 2, "max_tokens": 12, "n_recorded": 2, "temperatures": (0.0, 1.0), "batches": (1, 2)}
-    profile = replace(TINY, name="gpu", apart=gpu.apart, **sizes)
+    profile = replace(TINY, name="gpu", apart=PROFILES["gpu"].apart)
     report = report_of(profile, chosen("fig3,fig7,drafters,exact"))
     runner = Runner(
         store=Store(tmp_path / "out", {}),

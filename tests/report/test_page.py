@@ -1,10 +1,12 @@
 """The page in a browser: offline, in light and dark, on a narrow screen and on paper. Colours follow the page."""
 
 import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, ConsoleMessage, Request
 
 from saguaro.report import chart
 from saguaro.report.page import Chapter, Page, Plot, Section, Table, html
@@ -16,16 +18,18 @@ NASTY = '<b>&amp; "quoted"</b>'
 
 
 def drawn(name: str) -> str:
-    return chart.plot(
-        name, lambda left, right: (chart.line(left, 0, [1, 2], [1, 2], "a"), right.plot([1, 2])), panels=2
-    )
+    def draw(left: Any, right: Any) -> None:
+        chart.line(left, 0, [1, 2], [1, 2], "a")
+        right.plot([1, 2])
+
+    return chart.plot(name, draw, panels=2)
 
 
 @pytest.fixture(scope="module")
 def text() -> str:
     pytest.importorskip("matplotlib")
     wide = Table(tuple(f"a long heading {n}" for n in range(12)), [["1"] * 12], NASTY)
-    parts = [Plot(drawn("one"), "caption"), Plot(drawn("two"), NASTY), wide]
+    parts: list[Plot | Table] = [Plot(drawn("one"), "caption"), Plot(drawn("two"), NASTY), wide]
     section = Section(paper="p", found=[NASTY], differs=["d"], parts=parts)
     chapters = [Chapter(name="a", title="A", section=section, command="x"), Chapter(name="b", title="B", section=None)]
     return html(Page(title="T", lead=NASTY, facts=[("name", NASTY)], chapters=chapters))
@@ -53,6 +57,10 @@ def test_the_same_data_are_the_same_text(text: str) -> None:
     assert drawn("one") in text
 
 
+def _note(seen: list[str], what: Request | ConsoleMessage) -> None:
+    seen.append(what.url if isinstance(what, Request) else what.text)
+
+
 @pytest.mark.browser
 def test_in_a_browser(text: str, browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
@@ -63,8 +71,8 @@ def test_in_a_browser(text: str, browser: Browser, tmp_path: Path) -> None:
         page = context.new_page()
         requests: list[str] = []
         complaints: list[str] = []
-        page.on("request", lambda request, seen=requests: seen.append(request.url))
-        page.on("console", lambda said, seen=complaints: seen.append(said.text))
+        page.on("request", partial(_note, requests))
+        page.on("console", partial(_note, complaints))
         page.goto(file.as_uri())
         assert requests == [file.as_uri()]
         assert complaints == []

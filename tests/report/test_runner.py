@@ -6,6 +6,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def files(out: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in (out / "cells").iterdir()}
 
 
-def run(model: Path, out: Path, profile: Profile = TINY, basis: dict[str, object] | None = None) -> Said:
+def run(model: Path, out: Path, profile: Profile = TINY, basis: dict[str, Any] | None = None) -> Said:
     said = Said()
     runner = runner_on(model, out, profile, said, basis)
     with runner.store.opened():

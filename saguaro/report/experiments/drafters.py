@@ -72,7 +72,6 @@ def _draw(axes: Any, done: dict[str, dict[str, Figures]]) -> None:
     chart.bars(axes, list(done), series)
     axes.axhline(1, color=chart.INK, linewidth=1)
     axes.set_ylabel("speed over ar")
-    axes.legend(fontsize=9, loc="lower right")
 
 
 DRAFTERS_COMPARED = Experiment(

@@ -124,8 +124,6 @@ def _draw(
         panel.set_xlabel("fan-out F")
         panel.set_ylabel("miss rate")
         chart.title(panel, KINDS[kind])
-    if axes[0].get_legend_handles_labels()[0]:
-        axes[0].legend(fontsize=9)
 
 
 FIG3 = Experiment(

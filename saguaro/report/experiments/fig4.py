@@ -54,7 +54,7 @@ def _cell(profile: Profile, temperature: float) -> Cell:
 def section(profile: Profile, found: Found) -> Section:
     """See Experiment."""
     done = [(cell.temperature, each) for cell, each in finished(found, cells(profile))]
-    head = ("temperature", "method", "hit rate", "tokens per round", "tok/s", "to sd", "to ar", "row-rounds")
+    head = ("temperature", "method", "hit rate", "tokens per round", "tok/s", "to sd", "to ar", "rounds")
     rows = [(some(heat), name, *_row(each, name)) for heat, each in done for name in each]
     svg = chart.plot("fig4", lambda *axes: _draw(axes, done), panels=2)
     return Section(
@@ -68,7 +68,7 @@ def section(profile: Profile, found: Found) -> Section:
                 f"K = {profile.lookahead}, {profile.budget} prepared outcomes, batch 1. ours: the tree of ssd, "
                 "always prepared.",
             ),
-            Table(head, rows),
+            Table(head, rows, "rounds: of single requests, which the rates rest on."),
         ],
     )
 
@@ -123,8 +123,7 @@ def _draw(axes: Any, done: list[tuple[float, dict[str, Figures]]]) -> None:
     for panel, name in ((left, "hit rate"), (right, "tok/s")):
         panel.set_xlabel("temperature")
         chart.title(panel, name)
-        panel.set_ylim(bottom=0)
-        panel.legend(fontsize=9)
+        chart.from_zero(panel)
     left.set_ylim(0, 1)
 
 

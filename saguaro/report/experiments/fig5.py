@@ -73,23 +73,22 @@ def section(profile: Profile, found: Found) -> Section:
             rows.append((f"C = {weight:g}", name, *_row(own)))
     shared = {name: _point(own) for name, own in entries(found, _shared(profile)).items()}
     rows += [("shared noise", name, *_row(own)) for name, own in entries(found, _shared(profile)).items()]
-    head = ("sampling", "cache", "acceptance", "hit rate", "tokens per round", "row-rounds")
+    head = ("sampling", "cache", "acceptance", "hit rate", "tokens per round", "rounds")
     svg = chart.plot("fig5", lambda axes: _draw(axes, curves, shared))
     return Section(
         paper="Weighting the likeliest tokens of the draft by C < 1 makes the target's own token easier to foresee: "
         "the smaller C, the more hits, and the fewer accepted tokens. Where to stop depends on the times.",
-        found=_texts(curves, shared),
-        differs=[
-            "Under shared noise, the default here, there is nothing to trade: the draft ranks tokens with the "
-            "target's own noise, which raises acceptance and hits together. Saguaro sampling is for rejection only."
-        ],
+        found=_texts(curves),
+        differs=_differs(curves, shared),
         parts=[
             Plot(
                 svg,
                 f"{some(profile.temperatures[-1])}, K = {profile.lookahead}; M: prepared outcomes. Upwards and to "
                 "the right is better. Dashed: the frontier of rejection; stars: shared noise.",
             ),
-            Table(head, rows, "acceptance: of a token, if those before it were accepted."),
+            Table(
+                head, rows, "acceptance: of a token, if those before it were accepted. rounds: which the rates rest on."
+            ),
         ],
     )
 
@@ -104,7 +103,7 @@ def _row(own: dict[str, Any]) -> tuple[str, ...]:
     return (*(number(value, 3) for value in point), number(of_summary(own, "tokens_per_round")), str(rounds_of(own)))
 
 
-def _texts(curves: dict[str, list[tuple[float, Point]]], shared: dict[str, Point | None]) -> list[str]:
+def _texts(curves: dict[str, list[tuple[float, Point]]]) -> list[str]:
     texts = []
     for name, points in curves.items():
         if len(points) < 2:
@@ -114,15 +113,24 @@ def _texts(curves: dict[str, list[tuple[float, Point]]], shared: dict[str, Point
             f"{name}: from C = {high:g} to C = {low:g} the hit rate goes from {first[1]:.2f} to {last[1]:.2f} and the "
             f"acceptance from {first[0]:.2f} to {last[0]:.2f}."
         )
-    for name, point in shared.items():
-        if point is not None:
-            beaten = sum(point[0] >= a and point[1] >= hit for _, (a, hit) in curves.get(name, []))
-            of = len(curves.get(name, []))
-            texts.append(
-                f"{name}: shared noise accepts {point[0]:.2f} and hits {point[1]:.2f}, at least as good in both as "
-                f"{beaten} of the {of} weights."
-            )
     return texts
+
+
+def _differs(curves: dict[str, list[tuple[float, Point]]], shared: dict[str, Point | None]) -> list[str]:
+    """Shared noise beside rejection without a weight."""
+    texts = []
+    for name, point in shared.items():
+        plain = next((place for weight, place in curves.get(name, []) if weight == 1), None)
+        if point is not None and plain is not None:
+            texts.append(
+                f"{name}: hits {point[1]:.2f} (rejection {plain[1]:.2f}), acceptance {point[0]:.2f} ({plain[0]:.2f})"
+            )
+    if not texts:
+        return []
+    return [
+        "The paper verifies by rejection. Under shared noise, the default here, there is no C: the draft ranks "
+        f"candidates with the target's own noise. Beside rejection with C = 1, {'; '.join(texts)}."
+    ]
 
 
 def _draw(axes: Any, curves: dict[str, list[tuple[float, Point]]], shared: dict[str, Point | None]) -> None:
@@ -139,7 +147,6 @@ def _draw(axes: Any, curves: dict[str, list[tuple[float, Point]]], shared: dict[
     axes.set_xlabel("acceptance of a token")
     axes.set_ylabel("hit rate")
     axes.margins(0.12)
-    axes.legend(fontsize=9)
 
 
 FIG5 = Experiment(

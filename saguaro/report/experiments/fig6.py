@@ -54,9 +54,17 @@ def critical(done: dict[int, dict[str, Figures]], backup: str) -> Critical | Non
     return Critical(b, min(faster, default=None))
 
 
-def projection(profile: Profile, found: Found) -> dict[int, float]:
-    """Speed relative to sd by the number of drafts, each of which prepares M outcomes: hit rates from recorded ranks,
-    tokens and times from batch 1, put together by Corollary 16. Empty without these."""
+@dataclass(frozen=True)
+class Projected:
+    """What several drafts would give."""
+
+    hit_rate: float
+    to_sd: float
+
+
+def projection(profile: Profile, found: Found) -> dict[int, Projected]:
+    """By the number of drafts, each of which prepares M outcomes: hit rates from recorded ranks, tokens and times from
+    batch 1, put together by Corollary 16. Empty without these."""
     done = by_batch(profile, found)
     cell = _ranks(profile)
     if cell.name not in found or 1 not in done or done[1][DRAFT]["played"] is None or done[1][SD]["played"] is None:
@@ -72,7 +80,8 @@ def projection(profile: Profile, found: Found) -> dict[int, float]:
         after_primary, after_backup = (_hits(kind, n * profile.budget) for kind in kinds if kind is not None)
         p_h = unconditional_hit_rate(after_primary, after_backup)
         T_p = min(1.0, own["T_p"])  # every draft prepares its own M outcomes in the time of one
-        speeds[n] = ssd_speedup(p_h, own["E_hit"], own["E_miss"], T_p, own["T_b"], profile.projected) / base
+        speedup = ssd_speedup(p_h, own["E_hit"], own["E_miss"], T_p, own["T_b"], profile.projected)
+        speeds[n] = Projected(p_h, speedup / base)
     return speeds
 
 
@@ -145,14 +154,15 @@ def _texts(stars: dict[str, Critical | None]) -> list[str]:
     return texts
 
 
-def _projected(projected: dict[int, float], profile: Profile) -> list[str]:
+def _projected(projected: dict[int, Projected], profile: Profile) -> list[str]:
     if not projected:
         return ["The projection to several drafts needs more recorded rounds than there are, and is left out."]
-    few, many = min(projected), max(projected)
+    few, many = projected[min(projected)], projected[max(projected)]
     return [
-        f"Projected, not measured: at batch {profile.projected}, speed relative to sd goes from {projected[few]:.2f} "
-        f"with {few} draft to {projected[many]:.2f} with {many}. Hit rates come from recorded ranks, tokens and times "
-        "from batch 1, combined by Corollary 16."
+        f"Projected, not measured: with {max(projected)} drafts in place of {min(projected)} the hit rate of a row "
+        f"goes from {few.hit_rate:.2f} to {many.hit_rate:.2f}, and at batch {profile.projected} the speed relative to "
+        f"sd from {few.to_sd:.2f} to {many.to_sd:.2f}. Hit rates come from recorded ranks, tokens and times from "
+        "batch 1, combined by Corollary 16."
     ]
 
 
@@ -160,7 +170,7 @@ def _draw(
     axes: Any,
     done: dict[int, dict[str, Figures]],
     stars: dict[str, Critical | None],
-    projected: dict[int, float],
+    projected: dict[int, Projected],
     profile: Profile,
 ) -> None:
     left = axes[0]
@@ -172,18 +182,22 @@ def _draw(
         left.axvline(star.predicted, color=chart.INK, linewidth=1.2, linestyle=(0, (1, 2)))
         left.annotate(" b*", (star.predicted, 0.02), xycoords=("data", "axes fraction"), fontsize=10)
     chart.log_axis(left.xaxis, base=2, ticks=[float(batch) for batch in profile.batches])
-    left.set_ylim(bottom=0)
+    chart.from_zero(left)
     left.set_xlabel("batch size")
     left.set_ylabel("tok/s")
-    left.legend(fontsize=9)
     if projected:
         right = axes[1]
         chart.line(
-            right, 0, [float(n) for n in projected], list(projected.values()), "projected", linestyle=(0, (4, 2))
+            right,
+            0,
+            [float(n) for n in projected],
+            [each.to_sd for each in projected.values()],
+            "projected",
+            linestyle=(0, (4, 2)),
         )
         right.set_xlabel(f"drafts, {profile.budget} outcomes each")
         right.set_ylabel("speed relative to sd")
-        right.set_ylim(bottom=0)
+        chart.from_zero(right)
         chart.title(right, f"projected, batch {profile.projected}")
 
 

@@ -108,11 +108,10 @@ def _draw(axes: Any, done: dict[int, dict[str, Figures]], profile: Profile) -> N
     chart.log_axis(left.xaxis, base=2, ticks=[float(batch) for batch in profile.batches])
     left.set_xlabel("batch size")
     left.set_ylabel("tok/s, all rows")
-    left.set_ylim(bottom=0)
+    chart.from_zero(left)
     right.set_xlabel("tok/s, all rows")
     right.set_ylabel("tok/s of a request")
-    right.set_ylim(bottom=0)
-    left.legend(fontsize=9)
+    chart.from_zero(right)
     chart.title(left, "by batch size")
     chart.title(right, "latency and throughput, by batch size")
 

@@ -61,7 +61,6 @@ def _draw(axes: Any, done: dict[int, dict[str, Figures]], names: list[str]) -> N
     chart.bars(axes, [f"batch {batch}" for batch in done], series)
     axes.axhline(1, color=chart.INK, linewidth=1)
     axes.set_ylabel("speed over ar")
-    axes.legend(fontsize=9, ncols=2, loc="lower right", framealpha=0)
 
 
 POLICY_AGAINST_FIXED = Experiment(

@@ -151,8 +151,7 @@ def _draw(axes: Any, batches: dict[str, list[Compared]]) -> None:
     ticks = sorted({float(each.what.rpartition(" ")[2]) for rows in batches.values() for each in rows})
     if ticks:
         chart.log_axis(axes.xaxis, base=2, ticks=ticks)
-        axes.legend(fontsize=9)
-    axes.set_ylim(bottom=0)
+    chart.from_zero(axes)
     axes.set_xlabel("batch size")
     axes.set_ylabel("speed over ar")
 

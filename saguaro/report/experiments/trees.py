@@ -73,9 +73,8 @@ def _draw(axes: Any, profile: Profile, done: list[tuple[float, dict[str, Figures
     for panel, name in zip(axes, ("tokens per round", "tok/s"), strict=True):
         chart.log_axis(panel.xaxis, base=2, ticks=[2, 4, 8, 16, 32, 64])
         panel.set_xlabel("nodes verified per round")
-        panel.set_ylim(bottom=0)
+        chart.from_zero(panel)
         chart.title(panel, name)
-    axes[0].legend(fontsize=9)
 
 
 def _tokens(figures: Figures) -> float | None:
