@@ -33,6 +33,8 @@ STYLE: dict[str, Any] = {
     "savefig.facecolor": "none",
 }
 
+LETTERS = (80, 125)  # that a line of a legend has room for, below one panel and below two
+
 Draw = Callable[..., None]  # gets one axes for each panel
 
 
@@ -65,7 +67,7 @@ def _legend(figure: Any, axes: Any) -> None:
     """The series of all panels, once, below them."""
     named = {label: handle for each in axes for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
     if named:
-        n_columns = min(len(named), 4 if len(axes) == 1 else 6)
+        n_columns = max(1, min(len(named), LETTERS[len(axes) > 1] // (max(map(len, named)) + 7)))
         shape = {"ncols": n_columns, "handlelength": 1.8, "columnspacing": 1.4}
         figure.legend(named.values(), named, loc="outside lower center", fontsize=10, **shape)
 

@@ -1,9 +1,12 @@
 """Engines for the entries of a report: built when they are first needed, kept for the next cells, closed at the end."""
 
+import gc
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+
+import torch
 
 from saguaro.config import EngineConfig
 from saguaro.engine.assembly import choose_method
@@ -126,8 +129,7 @@ class Engines:
         for key in known:
             self._open.move_to_end(key)
         n_new = len(set(keys)) - len(set(known))
-        while len(self._open) > max(len(set(known)), MOST_OPEN - n_new):
-            self._open.popitem(last=False)[1].close()
+        self._shrink(max(len(set(known)), MOST_OPEN - n_new))
         for key, settings in zip(keys, wanted, strict=True):
             if key not in self._open:
                 self._open[key] = self.pair.build(settings, self._rows)
@@ -135,9 +137,18 @@ class Engines:
 
     def close(self) -> None:
         """Close all, and the pair."""
-        while self._open:
-            self._open.popitem()[1].close()
+        self._shrink(0)
         self.pair.close()
+
+    def _shrink(self, n: int) -> None:
+        """Close the least recently used until n are open, and return their memory, a device's too."""
+        if len(self._open) <= n:
+            return
+        while len(self._open) > n:
+            self._open.popitem(last=False)[1].close()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def room_for(rows: int, length: int, per_token: int) -> dict[str, Any]:

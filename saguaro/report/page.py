@@ -97,11 +97,20 @@ def chapter(one: Chapter) -> str:
 def _section(section: Section) -> str:
     told = [("The paper", [section.paper]), ("Here", section.found), ("Where they differ", section.differs)]
     texts = "".join(
-        f'<div class="told"><h3>{name}</h3>{"".join(f"<p>{escape(text)}</p>" for text in lines)}</div>'
+        f'<div class="told"><h3>{name}</h3>{"".join(f"<p>{inline(text)}</p>" for text in lines)}</div>'
         for name, lines in told
         if lines
     )
     return texts + "".join(_plot(part) if isinstance(part, Plot) else table(part) for part in section.parts)
+
+
+def inline(text: str) -> str:
+    """A text with `code` in it.
+
+    >>> inline("`a < b` & c")
+    '<code>a &lt; b</code> &amp; c'
+    """
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
 
 
 def _plot(part: Plot) -> str:

@@ -54,10 +54,11 @@ def section(profile: Profile, found: Found) -> Section:
 
 def _text(prompts: str, each: dict[str, Figures]) -> str:
     best = max(DRAFTERS, key=lambda name: speed(each[name]) or 0.0)
+    most = max(DRAFTERS, key=lambda name: of_summary(each[name], "tokens_per_round") or 0.0)
     return (
-        f"{prompts}: the fastest drafter is {best}, {number(ratio(speed(each[best]), speed(each[AR])))} times plain "
-        "decoding; most tokens per round has "
-        f"{max(DRAFTERS, key=lambda name: of_summary(each[name], 'tokens_per_round') or 0.0)}."
+        f"On {prompts} the fastest drafter is {best}, with {number(ratio(speed(each[best]), speed(each[AR])))} times "
+        f"the speed of plain decoding. The most tokens per round: {most}, "
+        f"{number(of_summary(each[most], 'tokens_per_round'))}."
     )
 
 

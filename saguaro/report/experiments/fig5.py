@@ -83,8 +83,8 @@ def section(profile: Profile, found: Found) -> Section:
         parts=[
             Plot(
                 svg,
-                f"{some(profile.temperatures[-1])}, K = {profile.lookahead}; M: prepared outcomes. Upwards and to "
-                "the right is better. Dashed: the frontier of rejection; stars: shared noise.",
+                f"Sampling: {some(profile.temperatures[-1])}, K = {profile.lookahead}; M: prepared outcomes. Upwards "
+                "and to the right is better. Dashed: the frontier of rejection; stars: shared noise.",
             ),
             Table(
                 head, rows, "acceptance: of a token, if those before it were accepted. rounds: which the rates rest on."

@@ -22,10 +22,10 @@ DRAFTS = (1, 2, 3, 4, 6, 8)
 
 @dataclass(frozen=True)
 class Critical:
-    """b* of a fast backup, and the batch size from which it was measured to be faster; None: at none."""
+    """b* of a fast backup, and the batch sizes at which it was measured to be faster than the model."""
 
     predicted: float
-    measured: int | None
+    faster: tuple[int, ...]
 
 
 def cells(profile: Profile) -> list[Cell]:
@@ -51,7 +51,7 @@ def critical(done: dict[int, dict[str, Figures]], backup: str) -> Critical | Non
     slow, fast = done[1][DRAFT]["played"], done[1][backup]["played"]
     b = critical_batch_size(fast["p_hit_p"], fast["p_hit_b"], slow["E_miss"], fast["E_miss"], slow["T_b"])
     faster = [batch for batch, each in done.items() if (speed(each[backup]) or 0.0) > (speed(each[DRAFT]) or 0.0)]
-    return Critical(b, min(faster, default=None))
+    return Critical(b, tuple(sorted(faster)))
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _texts(stars: dict[str, Critical | None]) -> list[str]:
             if math.isinf(star.predicted)
             else f"{star.predicted:.1f}"
         )
-        seen = "at no measured batch size" if star.measured is None else f"from batch {star.measured} on"
+        seen = f"at batch {', '.join(map(str, star.faster))}" if star.faster else "at no measured batch size"
         texts.append(f"For {name} in place of the model, b* by Theorem 17 is {b}; measured, {name} are faster {seen}.")
     return texts
 

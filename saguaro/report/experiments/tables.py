@@ -63,7 +63,9 @@ def section(profile: Profile, found: Found) -> Section:
         parts=[
             Table(head, rows, "Greedy, batch 1, without the reading of prompts. acceptance: speculated tokens of sd."),
             Table(
-                ("the paper's pairs", "ar", "sd", "ssd", "ssd / sd", "ssd / ar"), theirs, "Averages of its table B.3."
+                ("the paper's pairs", "ar", "sd", "ssd", "ssd / sd", "ssd / ar"),
+                theirs,
+                "Averages of its table B.3, and their ratios.",
             ),
         ],
     )
