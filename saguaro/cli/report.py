@@ -6,32 +6,23 @@ tokens differ that must not, or if a cell could not be measured.
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from saguaro.cli import commands
-from saguaro.cli.args import EngineArgs, ModelArgs
 from saguaro.cli.bench import machine, versions
-from saguaro.cli.candidates import LOADER_KV, config_for
+from saguaro.cli.report_pairs import pairs_of
 from saguaro.errors import ConfigError
-from saguaro.measure.grown_pair import make_pair
 from saguaro.measure.prompts import BUILT_IN, OURS, read_prompt_file
-from saguaro.model.default import NAME
 from saguaro.report.cell import PROFILES, Profile
 from saguaro.report.chart import check_matplotlib
-from saguaro.report.engines import Grown, LoadedPair, Pair
 from saguaro.report.experiments.table import EXPERIMENTS, chosen
 from saguaro.report.report import Report
 from saguaro.report.runner import Runner
-from saguaro.report.store import Store, code_digest, files_of
-
-GROWN = {"32b with 0.6b": ("32b", "0.6b", 0.27), "8b with 0.6b": ("8b", "0.6b", 0.27)}  # target, draft, noise
-Pairs = Mapping[str, Callable[[], Pair]]
+from saguaro.report.store import Store, code_digest
 
 
 def report(command: commands.Report) -> int:
@@ -63,8 +54,8 @@ def planned(command: commands.Report) -> tuple[Report, Runner]:
     check_matplotlib()
     profile = replace(profile, pairs=tuple(pairs), sets=tuple(texts))
     runner = Runner(
-        store=Store(command.out, basis_of(command)),
-        pairs=pairs,
+        store=Store(command.out, basis_of(command), {name: pair.depends_on for name, pair in pairs.items()}),
+        pairs={name: pair.load for name, pair in pairs.items()},
         texts=texts,
         rows=max(profile.batches),
         circumstances={"versions": versions(), "machine": machine()},
@@ -122,61 +113,13 @@ def _read(path: Path) -> list[str]:
     return [asked.prompt for asked in read_prompt_file(path)]
 
 
-def pairs_of(command: commands.Report, profile: Profile) -> Pairs:
-    """What loads each pair, by the pair's name."""
-    if profile.name == "gpu":
-        return {name: partial(_grown, name, profile) for name in GROWN}
-    engine = EngineArgs(draft=command.draft, device=command.device, dtype=command.dtype, threads=command.threads)
-    first = config_for(command.which, engine)
-    if first.draft_model is None:
-        raise ConfigError(
-            "there is no draft model, and the paper is about drafts; pass draft (--draft): a smaller model with the "
-            "target's vocabulary, or drop:I,J,... for the target without some layers"
-        )
-    found = {_name(command.which.model, command.draft): partial(_loaded, command, command.which, engine, profile)}
-    for text in command.pair:
-        target, is_given, draft = text.partition("=")
-        if not (target and is_given and draft):
-            raise ConfigError(f"pair is {text!r}; write TARGET=DRAFT, such as Qwen/Qwen3-4B=Qwen/Qwen3-0.6B")
-        which = replace(command.which, model=None if target == "default" else target)
-        own = replace(engine, draft=None if draft == "default" else draft)
-        found[_name(which.model, own.draft)] = partial(_loaded, command, which, own, profile)
-    return found
-
-
-def _name(model: str | None, draft: str | None) -> str:
-    """
-    >>> _name(None, None), _name("/models/big", "drop:1,2")
-    ('SmolLM2-135M-Instruct with its draft', 'big with drop:1,2')
-    """
-    return f"{Path(model).name if model else NAME} with {Path(draft).name if draft else 'its draft'}"
-
-
-def _loaded(command: commands.Report, which: ModelArgs, engine: EngineArgs, profile: Profile) -> Pair:
-    own = replace(engine, method="ar", kv_memory=LOADER_KV, learnt_dir="none")
-    base = commands.load(which, own)
-    return LoadedPair(_name(which.model, engine.draft), base, chat=command.chat, n_output=profile.max_tokens)
-
-
-def _grown(name: str, profile: Profile) -> Pair:
-    target, draft, epsilon = GROWN[name]
-    pair, facts = make_pair(target, draft, OURS[:8], device=torch.device("cuda"), epsilon=epsilon)
-    return Grown(name, pair, facts, n_output=profile.max_tokens)
-
-
 def basis_of(command: commands.Report) -> dict[str, Any]:
-    """What all cells depend on, beside their own settings and prompts."""
-    models = [command.which.model, command.draft, *(part for text in command.pair for part in text.split("="))]
-    paths = [Path(name).expanduser() for name in models if name]
+    """What all cells depend on, beside their pair, their own settings and their prompts."""
     return {
-        "which": asdict(command.which),
-        "draft": command.draft,
-        "pair": command.pair,
         "chat": command.chat,
         "device": command.device,
         "dtype": command.dtype,
         "threads": command.threads,
-        "files": [files_of(path) for path in paths if path.exists()],
         "versions": versions(),
         "code": code_digest(),
         "machine": machine(),

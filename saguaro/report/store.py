@@ -27,10 +27,10 @@ Finished = dict[str, Any]
 
 
 class Store:
-    """Finished cells. Depends on `basis`: everything that all cells depend on."""
+    """Finished cells. basis: what all cells depend on; pairs: what the cells of each pair do."""
 
-    def __init__(self, folder: Path, basis: Mapping[str, Any]) -> None:
-        self.folder, self._basis = folder, dict(basis)
+    def __init__(self, folder: Path, basis: Mapping[str, Any], pairs: Mapping[str, Any]) -> None:
+        self.folder, self._basis, self._pairs = folder, dict(basis), dict(pairs)
         self._cells = folder / "cells"
 
     @contextmanager
@@ -64,7 +64,7 @@ class Store:
 
     def fingerprint(self, cell: Cell, texts: list[str]) -> str:
         """Digest of everything that the cell depends on."""
-        return digest([self._basis, asdict(cell), texts])
+        return digest([self._basis, self._pairs.get(cell.pair), asdict(cell), texts])
 
     def _file(self, cell: Cell) -> Finished | None:
         try:

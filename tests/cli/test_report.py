@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from saguaro.cli.commands import Report
+from saguaro.cli.main import parse
+from saguaro.cli.report import command_line, texts_of
+from saguaro.measure.prompts import OURS
 from saguaro.model.tiny import write_tiny
 from saguaro.report.experiments.table import EXPERIMENTS
 from tests.cli.here import Here
@@ -35,11 +39,32 @@ def test_a_run_a_second_one_and_a_page_alone(folder: str, tmp_path: Path, here: 
     assert again.returncode == 0
     assert "2 of 2 cells are finished" in again.stderr
     assert "[1/2]" not in again.stderr
+    more = here(*args, "--pair", f"{folder}=drop:2")
+    assert more.returncode == 0, more.stderr
+    assert "2 of 4 cells are finished" in more.stderr
+    assert "[4/4] table, " in more.stderr
+    assert "with drop:2, writing: " in more.stderr
     other = here(*args, "--no-chat", "--page-only")
     assert other.returncode == 0
     assert "0 of 2 measured" in (out / "report.html").read_text(encoding="utf-8"), "other settings, nothing finished"
     changed = here(*args, "--no-chat")
     assert "2 finished cells are of other settings" in changed.stderr
+
+
+def test_prompt_sets_by_name(tmp_path: Path) -> None:
+    assert list(texts_of(())) == ["questions", "writing"]
+    assert sorted(text for texts in texts_of(()).values() for text in texts) == sorted(OURS)
+    (tmp_path / "own.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    given = texts_of(((Path("built-in"),), (tmp_path / "own.jsonl",)))
+    assert given == {"built-in": OURS, "own": ["one", "two"]}
+
+
+def test_the_command_that_a_page_names() -> None:
+    words = ["report", "--full", "--prompts", "a b.txt", "--draft", "drop:1", "--pair", "x=y", "--only", "fig5"]
+    command = parse([*words, "--no-chat", "--out", "there"])
+    assert isinstance(command, Report)
+    named = "saguaro report --full --draft drop:1 --prompts 'a b.txt' --pair x=y --no-chat"
+    assert command_line(command) == named
 
 
 def test_tokens_that_differ_are_an_exit_status(folder: str, tmp_path: Path, here: Here) -> None:
@@ -79,6 +104,7 @@ def test_without_matplotlib(here: Here, monkeypatch: pytest.MonkeyPatch, tmp_pat
         (("--page-only", "--draft", "drop:1"), "report is no folder of a report; name one with --out"),
         (("--quick", "--full"), "--quick and --full are given; choose one of them"),
         (("--pair", "big"), "pair is 'big'; write TARGET=DRAFT"),
+        (("--pair", "default=default"), "two pairs are called 'SmolLM2-135M-Instruct with its draft'"),
         (("--model", "m"), "there is no draft model, and the paper is about drafts; pass draft (--draft)"),
         (("--prompts", "no-such-file"), "cannot read prompts from no-such-file"),
         (("--prompts", "a/x.txt", "--prompts", "b/x.txt"), "two prompt sets have the same name"),

@@ -33,7 +33,7 @@ def runner_on(model: Path, out: Path, profile: Profile, said: Said, basis: dict[
         return LoadedPair("tiny", base, chat=True, n_output=profile.max_tokens)
 
     return Runner(
-        store=Store(out, basis or {}),
+        store=Store(out, basis or {}, {}),
         pairs={"tiny": load},
         texts=TEXTS,
         rows=max(profile.batches),

@@ -41,7 +41,7 @@ def test_the_experiments_of_a_grown_pair(grown: Grown, tmp_path: Path) -> None:
     profile = replace(TINY, name="gpu", apart=PROFILES["gpu"].apart)
     report = report_of(profile, chosen("fig3,fig7,drafters,exact"))
     runner = Runner(
-        store=Store(tmp_path / "out", {}),
+        store=Store(tmp_path / "out", {}, {}),
         pairs={"tiny": lambda: grown},
         texts=TEXTS,
         rows=2,

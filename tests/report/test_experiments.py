@@ -8,8 +8,8 @@ import pytest
 
 from saguaro.report.cell import PROFILES, Profile
 from saguaro.report.experiment import Found
+from saguaro.report.experiments.common import frontier
 from saguaro.report.experiments.exact import compared, n_different
-from saguaro.report.experiments.fig5 import frontier
 from saguaro.report.experiments.table import EXPERIMENTS, chosen
 from saguaro.report.page import html
 from saguaro.report.report import measured

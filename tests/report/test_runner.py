@@ -111,7 +111,7 @@ def test_changed_settings_and_versions_are_measured_again_and_said(folder: Path,
 
 
 def test_a_changed_prompt_is_a_changed_cell(tmp_path: Path) -> None:
-    store, cell = Store(tmp_path, {}), cells()[0]
+    store, cell = Store(tmp_path, {}, {}), cells()[0]
     with store.opened():
         store.write(cell, ["a"], {"measured": {}})
         assert store.read(cell, ["a"]) is not None
@@ -119,9 +119,19 @@ def test_a_changed_prompt_is_a_changed_cell(tmp_path: Path) -> None:
         assert store.is_outdated(cell, ["b"])
 
 
+def test_a_changed_pair_is_of_its_own_cells(tmp_path: Path) -> None:
+    cell, other = cells()[0], replace(cells()[0], name="another", pair="other")
+    with Store(tmp_path, {}, {"tiny": 1, "other": 1}).opened():
+        for one in (cell, other):
+            Store(tmp_path, {}, {"tiny": 1, "other": 1}).write(one, ["a"], {"measured": {}})
+    changed = Store(tmp_path, {}, {"tiny": 1, "other": 2})
+    assert changed.read(cell, ["a"]) is not None
+    assert changed.read(other, ["a"]) is None
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"fingerprint": 1}', "{"])
 def test_a_damaged_file_is_as_none(text: str, tmp_path: Path) -> None:
-    store, cell = Store(tmp_path, {}), cells()[0]
+    store, cell = Store(tmp_path, {}, {}), cells()[0]
     with store.opened():
         store.write(cell, ["a"], {"measured": {}})
         (tmp_path / "cells" / f"{slug(cell.name)}.json").write_text(text)
@@ -146,13 +156,13 @@ def test_a_cell_that_fails_does_not_end_the_others(folder: Path, tmp_path: Path)
 
 
 def test_two_reports_do_not_share_a_folder(tmp_path: Path) -> None:
-    with Store(tmp_path, {}).opened(), pytest.raises(ConfigError, match="another report is being measured in"):
-        Store(tmp_path, {}).opened().__enter__()
+    with Store(tmp_path, {}, {}).opened(), pytest.raises(ConfigError, match="another report is being measured in"):
+        Store(tmp_path, {}, {}).opened().__enter__()
 
 
 def test_a_page_of_nothing(tmp_path: Path) -> None:
     report = report_of(TINY, FIG5)
-    store = Store(tmp_path, {})
+    store = Store(tmp_path, {}, {})
     with store.opened():
         assert report.write(store, {}) == 0
     page = read_page((tmp_path / "report.html").read_text(encoding="utf-8"))

@@ -3,6 +3,8 @@
 from saguaro.report.cell import RANKS, Cell, Entry, Profile
 from saguaro.report.experiment import entry
 
+Point = tuple[float, float]  # two figures, of which more is better
+
 AR, SD, DRAFT, RANDOM, NGRAM = "ar", "sd", "ssd, draft", "ssd, random tokens", "ssd, n-grams"
 POLICY = "ssd (policy)"
 
@@ -92,3 +94,15 @@ def shapes(profile: Profile, batch: int, temperature: float) -> Cell:
         batch=batch,
         temperature=temperature,
     )
+
+
+def frontier(points: list[Point]) -> list[Point]:
+    """The points that no other is better than in both.
+
+    >>> frontier([(0.5, 0.9), (0.8, 0.6), (0.7, 0.5), (0.9, 0.1)])
+    [(0.5, 0.9), (0.8, 0.6), (0.9, 0.1)]
+    """
+    best = [
+        one for one in points if not any(other != one and other[0] >= one[0] and other[1] >= one[1] for other in points)
+    ]
+    return sorted(set(best))

@@ -5,10 +5,8 @@ from typing import Any
 from saguaro.report import chart
 from saguaro.report.cell import Cell, Profile
 from saguaro.report.experiment import Experiment, Found, entries, entry, number, of_summary, rounds_of, some
-from saguaro.report.experiments.common import paper
+from saguaro.report.experiments.common import Point, frontier, paper
 from saguaro.report.page import Plot, Section, Table
-
-Point = tuple[float, float]  # acceptance, hit rate
 
 
 def cells(profile: Profile) -> list[Cell]:
@@ -48,18 +46,6 @@ def _cell(profile: Profile, name: str, *each: Any) -> Cell:
     )
 
 
-def frontier(points: list[Point]) -> list[Point]:
-    """The points that no other is better than in both.
-
-    >>> frontier([(0.5, 0.9), (0.8, 0.6), (0.7, 0.5), (0.9, 0.1)])
-    [(0.5, 0.9), (0.8, 0.6), (0.9, 0.1)]
-    """
-    best = [
-        one for one in points if not any(other != one and other[0] >= one[0] and other[1] >= one[1] for other in points)
-    ]
-    return sorted(set(best))
-
-
 def section(profile: Profile, found: Found) -> Section:
     """See Experiment."""
     names = [f"M = {budget}" for budget in budgets(profile)]
@@ -94,6 +80,7 @@ def section(profile: Profile, found: Found) -> Section:
 
 
 def _point(own: dict[str, Any]) -> Point | None:
+    """Acceptance and hit rate."""
     hit = of_summary(own, "hit_rate")
     return None if own["played"] is None or hit is None else (own["played"]["a"], hit)
 

@@ -17,7 +17,7 @@ from saguaro.report.experiment import (
     speed,
     spread,
 )
-from saguaro.report.experiments.common import AR, SD, chain, paper, plain, prompts_for
+from saguaro.report.experiments.common import AR, SD, Point, chain, frontier, paper, plain, prompts_for
 from saguaro.report.page import Plot, Section, Table
 
 SAGUARO, SSD = "saguaro", "ssd"
@@ -80,11 +80,18 @@ def section(profile: Profile, found: Found) -> Section:
     )
 
 
+def places(done: dict[int, dict[str, Figures]]) -> dict[Point, tuple[str, int]]:
+    """Throughput and the speed of a request, of every method and batch size."""
+    known = ((name, batch, speed(each[name])) for batch, each in done.items() for name in METHODS)
+    return {(rate, rate / batch): (name, batch) for name, batch, rate in known if rate is not None}
+
+
 def _texts(done: dict[int, dict[str, Figures]]) -> list[str]:
     to_sd = {batch: ratio(speed(each[SSD]), speed(each[SD])) for batch, each in done.items()}
     to_ar = {batch: ratio(speed(each[SSD]), speed(each[AR])) for batch, each in done.items()}
     won = [batch for batch, each in done.items() if max(METHODS, key=lambda name: speed(each[name]) or 0.0) == SSD]
-    first = min(done)
+    first, every = min(done), places(done)
+    on_it = [every[point] for point in frontier(list(every))]
     best = max(METHODS, key=lambda name: speed(done[first][name]) or 0.0)
     return [
         f"At batch {first} ssd has {number(to_sd[first])} times the speed of sd and {number(to_ar[first])} times "
@@ -92,11 +99,15 @@ def _texts(done: dict[int, dict[str, Figures]]) -> list[str]:
         f"Over the batch sizes, ssd to sd is {spread(list(to_sd.values()))} (mean "
         f"{number(mean(list(to_sd.values())))}), ssd to ar {spread(list(to_ar.values()))}. ssd is the fastest of the "
         "four at " + (f"batch {', '.join(map(str, won))}." if won else "no batch size."),
+        f"On the frontier of latency and throughput: {', '.join(f'{name} (batch {batch})' for name, batch in on_it)}.",
     ]
 
 
 def _draw(axes: Any, done: dict[int, dict[str, Figures]], profile: Profile) -> None:
     left, right = axes
+    best = frontier(list(places(done)))
+    style = {"color": chart.INK, "linewidth": 1, "linestyle": (0, (4, 2))}
+    right.plot([x for x, _ in best], [y for _, y in best], label="frontier", **style)
     for index, name in enumerate(METHODS):
         points = [(float(batch), rate) for batch, each in done.items() if (rate := speed(each[name])) is not None]
         x, y = [batch for batch, _ in points], [rate for _, rate in points]
