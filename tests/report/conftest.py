@@ -11,7 +11,7 @@ from saguaro.report.cell import PROFILES, Profile
 TINY = replace(
     PROFILES["quick"],
     n_prompts=2,
-    max_tokens=12,
+    max_tokens=10,
     n_recorded=2,
     temperatures=(0.0, 1.0),
     batches=(1, 2),

@@ -21,9 +21,10 @@ from tests.report.conftest import TINY
 from tests.report.driver import Said, read_page, report_of, runner_on, words
 
 FIG5 = [EXPERIMENTS["fig5"]]
+SMALL = replace(TINY, max_tokens=4, n_prompts=1, budget=2)
 
 
-def cells(profile: Profile = TINY) -> list[Cell]:
+def cells(profile: Profile = SMALL) -> list[Cell]:
     return report_of(profile, FIG5).cells
 
 
@@ -32,7 +33,7 @@ def files(out: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in (out / "cells").iterdir()}
 
 
-def run(model: Path, out: Path, profile: Profile = TINY, basis: dict[str, Any] | None = None) -> Said:
+def run(model: Path, out: Path, profile: Profile = SMALL, basis: dict[str, Any] | None = None) -> Said:
     said = Said()
     runner = runner_on(model, out, profile, said, basis)
     with runner.store.opened():
@@ -59,18 +60,18 @@ def test_interrupted_at_every_cell_it_goes_on(folder: Path, tmp_path: Path, monk
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    for n_finished in range(3):
+    for n_finished in range(2):
         monkeypatch.setattr(Store, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(folder, tmp_path)
         assert len(files(tmp_path)) == n_finished
         monkeypatch.setattr(Store, "write", whole)
-        one = replace(TINY, weights=TINY.weights[: n_finished + 1])
+        one = replace(SMALL, weights=SMALL.weights[: n_finished + 1])
         said = Said()
         runner = runner_on(folder, tmp_path, one, said)
         with runner.store.opened():
             runner.run(cells(one)[: n_finished + 1])
-    assert run(folder, tmp_path)[0].startswith("3 of 3 cells")
+    assert run(folder, tmp_path)[0].startswith("2 of 3 cells")
 
 
 def _killed_while_writing(model: Path, out: Path) -> None:
@@ -102,8 +103,8 @@ def test_killed_while_it_writes(folder: Path, tmp_path: Path) -> None:
 
 def test_changed_settings_and_versions_are_measured_again_and_said(folder: Path, tmp_path: Path) -> None:
     run(folder, tmp_path, basis={"version": 1})
-    longer = replace(TINY, max_tokens=13)
-    for profile, basis in ((TINY, {"version": 2}), (longer, {"version": 2})):
+    longer = replace(SMALL, max_tokens=5)
+    for profile, basis in ((SMALL, {"version": 2}), (longer, {"version": 2})):
         said = run(folder, tmp_path, profile, basis)
         assert said[0].startswith("3 finished cells are of other settings, models, versions"), said
         assert len(said) == 4
@@ -142,14 +143,14 @@ def test_a_damaged_file_is_as_none(text: str, tmp_path: Path) -> None:
 def test_a_cell_that_fails_does_not_end_the_others(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     said = Said()
-    runner = runner_on(folder, tmp_path, TINY, said)
+    runner = runner_on(folder, tmp_path, SMALL, said)
     good = cells()[0]
     bad = replace(cells()[1], entries=(entry("no such method", "telepathy"),))
     with runner.store.opened():
         done = runner.run([bad, good])
     assert "method is 'telepathy'" in done[bad.name]["failed"]
     assert set(measured(done)) == {good.name}
-    page = report_of(TINY, FIG5).page(done)
+    page = report_of(SMALL, FIG5).page(done)
     assert f"Could not be measured: {bad.name}: method is 'telepathy'" in page.chapters[0].missing
     assert f"Not measured yet: {cells()[2].name}." in page.chapters[0].missing
     assert bad.name not in runner.finished([bad, good]), "it is tried again"
@@ -161,7 +162,7 @@ def test_two_reports_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_page_of_nothing(tmp_path: Path) -> None:
-    report = report_of(TINY, FIG5)
+    report = report_of(SMALL, FIG5)
     store = Store(tmp_path, {}, {})
     with store.opened():
         assert report.write(store, {}) == 0
