@@ -61,7 +61,8 @@ def planned(command: commands.Report) -> tuple[Report, Runner]:
         circumstances={"versions": versions(), "machine": machine()},
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    return Report(profile=profile, experiments=experiments, command=command_line(command)), runner
+    only = ",".join(one.name for one in experiments) if command.only else None
+    return Report(profile=profile, experiments=experiments, command=command_line(command), only=only), runner
 
 
 def _run(runner: Runner, plan: Report) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from saguaro.report.cell import Cell, Profile
-from saguaro.report.experiment import Experiment, Found
+from saguaro.report.experiment import Experiment, Found, spread
 from saguaro.report.experiments.exact import n_different
 from saguaro.report.page import Chapter, Page, html
 from saguaro.report.store import Finished, Store, write_whole
@@ -26,7 +26,8 @@ class Report:
 
     profile: Profile
     experiments: Sequence[Experiment]
-    command: str  # the whole command; `--only NAME` is added for one experiment
+    command: str  # without --only
+    only: str | None = None  # as it was given
 
     @property
     def cells(self) -> list[Cell]:
@@ -36,10 +37,15 @@ class Report:
         assert all(unique[cell.name] == cell for cell in named), "two cells have the same name"
         return list(unique.values())
 
+    @property
+    def whole_command(self) -> str:
+        """The command that makes this report."""
+        return self.command if self.only is None else f"{self.command} --only {self.only}"
+
     def page(self, done: Mapping[str, Finished]) -> Page:
         """The page of these cells; some may have failed."""
         found = measured(done)
-        facts = facts_of([found[name] for name in found], self.command, len(self.cells), len(found))
+        facts = facts_of([found[name] for name in found], self.whole_command, len(self.cells), len(found))
         return Page(
             title=TITLE, lead=LEAD, facts=facts, chapters=[self._chapter(one, done) for one in self.experiments]
         )
@@ -62,7 +68,7 @@ class Report:
     def write(self, store: Store, done: Mapping[str, Finished]) -> int:
         """Write page and JSON; return how many tokens differ that must not."""
         found = measured(done)
-        facts = {"command": self.command, "profile": self.profile.name, "cells": dict(found)}
+        facts = {"command": self.whole_command, "profile": self.profile.name, "cells": dict(found)}
         write_whole(store.folder / "report.json", json.dumps(facts, indent=1) + "\n")
         write_whole(store.folder / "report.html", html(self.page(done)))
         return n_different(found)
@@ -88,6 +94,7 @@ def facts_of(found: Sequence[Finished], command: str, n_cells: int, n_found: int
         *(("pair", pair) for pair in pairs),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("measured", f"{dates[0]} to {dates[-1]}, {seconds / 60:.1f} minutes in all"),
+        ("load", f"average of the minute before a cell: {spread([one.get('load') for one in found], 1)}"),
         *facts,
     ]
 

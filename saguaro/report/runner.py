@@ -1,5 +1,6 @@
 """Measures the cells that are not finished yet, one after the other. Interrupted at any moment, it can go on."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -56,13 +57,14 @@ class Runner:
     def _measured(self, cell: Cell) -> Finished:
         began = time.perf_counter()
         moment = datetime.now().astimezone().isoformat(timespec="seconds")
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # of everything that runs on the machine
         texts, engines = self.texts_of(cell), self._engines(cell.pair)
         try:
             found = measure(cell, texts, engines)
         except SaguaroError as e:  # of this cell's settings for this pair; the others may be fine
             self.tell(f"{cell.name} cannot be measured: {e}")
             return {"failed": str(e)}
-        facts = {"date": moment, "seconds": time.perf_counter() - began, "pair": engines.pair.facts()}
+        facts = {"date": moment, "seconds": time.perf_counter() - began, "load": load, "pair": engines.pair.facts()}
         return self.store.write(cell, texts, {**facts, **self.circumstances, "measured": found})
 
     def _engines(self, name: str) -> Engines:

@@ -31,6 +31,7 @@ def test_a_run_a_second_one_and_a_page_alone(folder: str, tmp_path: Path, here: 
     assert "[1/2] table, " in done.stderr
     found = json.loads((out / "report.json").read_text())
     assert found["command"].startswith("saguaro report --quick --model ")
+    assert found["command"].endswith(" --threads 1 --only tables")
     assert len(found["cells"]) == 2
     assert all(one["machine"]["cores"] for one in found["cells"].values())
     page = (out / "report.html").read_text(encoding="utf-8")

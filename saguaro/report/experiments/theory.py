@@ -137,8 +137,8 @@ def _differs(one: dict[str, Figures]) -> list[str]:
     return [
         "The theorems count in verifications of one length. Here a verification beside a preparation takes "
         f"{spread(slower)} times that of sd, whose draft and target take turns on the whole machine; and that of sd, "
-        f"of K + 1 tokens, takes {number(wider)} times a step of ar. So Corollary 8 (never slower than SD) can fail, "
-        "and predictions over ar are too high by these factors."
+        f"of K + 1 tokens, takes {number(wider)} times a step of ar. So Corollary 8 (never slower than SD) can fail "
+        "here, and predictions over ar count neither."
     ]
 
 
