@@ -2,8 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -27,7 +26,7 @@ class Runner:
     rows: int  # the largest batch
     circumstances: Mapping[str, Any]  # kept with every cell
     tell: Tell
-    _open: dict[str, Engines] = field(default_factory=dict)
+    _open: dict[str, Engines] = field(default_factory=dict, init=False)
 
     def finished(self, cells: Sequence[Cell]) -> dict[str, Finished]:
         """The cells that need not be measured, by name."""
@@ -35,18 +34,21 @@ class Runner:
         return {name: one for name, one in found.items() if one is not None}
 
     def run(self, cells: Sequence[Cell]) -> dict[str, Finished]:
-        """Measure what is not finished. A cell that fails is kept as failed, and measured again the next time."""
-        done = self.finished(cells)
-        left = [cell for cell in cells if cell.name not in done]
+        """Measure what is not finished, pair by pair. A cell that fails is reported, and measured again the
+        next time."""
+        done, order = self.finished(cells), list(self.pairs)
+        left = sorted((cell for cell in cells if cell.name not in done), key=lambda cell: order.index(cell.pair))
         self._say_what_is_left(cells, left)
         clock = _Clock([cell.n_tokens for cell in left])
-        with self._closing():
+        try:
             for index, cell in enumerate(left, start=len(cells) - len(left) + 1):
                 began = time.perf_counter()
                 done[cell.name] = self._measured(cell)
                 seconds = time.perf_counter() - began
                 about = clock.after(cell.n_tokens, seconds)
                 self.tell(f"[{index}/{len(cells)}] {cell.name}: {seconds:.0f} s{about}")
+        finally:
+            self._close()
         return done
 
     def texts_of(self, cell: Cell) -> list[str]:
@@ -73,12 +75,6 @@ class Runner:
             self._close()
             self._open[name] = Engines(self.pairs[name](), self.rows)
         return self._open[name]
-
-    @contextmanager
-    def _closing(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.callback(self._close)
-            yield
 
     def _close(self) -> None:
         while self._open:

@@ -156,6 +156,18 @@ def test_a_cell_that_fails_does_not_end_the_others(folder: Path, tmp_path: Path)
     assert bad.name not in runner.finished([bad, good]), "it is tried again"
 
 
+def test_a_pair_is_loaded_once(folder: Path, tmp_path: Path) -> None:
+    """However the cells of two pairs are mixed."""
+    said, others = Said(), Said()
+    runner = runner_on(folder, tmp_path, SMALL, said)
+    mixed = [replace(cell, name=f"{cell.name} {pair}", pair=pair) for cell in cells()[:2] for pair in ("tiny", "other")]
+    other = runner_on(folder, tmp_path, SMALL, others).pairs["tiny"]
+    both = replace(runner, pairs={**runner.pairs, "other": other})
+    with both.store.opened():
+        assert len(both.run(mixed)) == 4
+    assert (said.n_loaded, others.n_loaded) == (1, 1)
+
+
 def test_two_reports_do_not_share_a_folder(tmp_path: Path) -> None:
     with Store(tmp_path, {}, {}).opened(), pytest.raises(ConfigError, match="another report is being measured in"):
         Store(tmp_path, {}, {}).opened().__enter__()

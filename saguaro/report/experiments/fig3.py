@@ -13,6 +13,7 @@ from saguaro.report.experiments.common import ranks
 from saguaro.report.page import Plot, Section, Table
 
 KINDS = {"primary": "after a hit (primary)", "backup": "after random tokens (backup)"}
+Series = dict[str, dict[str, Recorded | None]]  # by kind, then by prompts and temperature
 FEW = 30  # rounds below which no law is fitted
 
 
@@ -51,7 +52,7 @@ def law_of(rounds: Recorded | None) -> PowerLaw | None:
 def section(profile: Profile, found: Found) -> Section:
     """See Experiment."""
     done = [(cell, found[cell.name]["measured"]) for cell in cells(profile) if cell.name in found]
-    series = {
+    series: Series = {
         kind: {f"{cell.prompts}, {some(cell.temperature)}": recorded(measured[kind]) for cell, measured in done}
         for kind in KINDS
     }
@@ -67,33 +68,41 @@ def section(profile: Profile, found: Found) -> Section:
         "speculation before",
         "rounds",
         "miss at F = 1",
-        f"at F = {profile.candidates}",
+        f"F = {profile.candidates}",
         "r",
         "scale",
         "rms",
     )
-    text = (
-        f"{len(fits)} of {len(rows)} curves could be fitted. The exponent r is {spread([law.r for law in fits])}, and "
-        f"the fit is off by {spread([law.rms for law in fits])} in the logarithm (root mean square)."
-        if fits
-        else f"None of the {len(rows)} curves could be fitted: that needs {FEW} rounds, and misses that fall."
-    )
-    first = [misses(rounds)[0] for each in series.values() for rounds in each.values() if rounds is not None]
-    differs = [
-        f"In the paper's law (scale 1) a cache of one candidate always misses. Here it misses in {spread(first)} of "
-        "the rounds, so a factor is fitted beside the exponent, and the planner does the same."
-    ]
     svg = chart.plot("fig3", lambda *axes: _draw(axes, series, laws), panels=2)
     return Section(
         paper="The share of verification outcomes that a cache misses falls as a power of its fan-out, both after a "
         "speculation of the draft and after one of the backup.",
-        found=[text],
-        differs=differs if first else [],
+        found=[_text(fits, len(rows))],
+        differs=_differs(series),
         parts=[
             Plot(svg, "Misses by fan-out F, on logarithmic axes; dashed: the fitted power law."),
             Table(head, rows, "scale: fitted miss rate at F = 1. rms: error of the fitted logarithm."),
         ],
     )
+
+
+def _text(fits: list[PowerLaw], n_curves: int) -> str:
+    if not fits:
+        return f"None of the {n_curves} curves could be fitted: that needs {FEW} rounds, and misses that fall."
+    return (
+        f"{len(fits)} of {n_curves} curves could be fitted. The exponent r is {spread([law.r for law in fits])}, and "
+        f"the fit is off by {spread([law.rms for law in fits])} in the logarithm (root mean square)."
+    )
+
+
+def _differs(series: Series) -> list[str]:
+    first = [misses(rounds)[0] for each in series.values() for rounds in each.values() if rounds is not None]
+    if not first:
+        return []
+    return [
+        f"In the paper's law (scale 1) a cache of one candidate always misses. Here it misses in {spread(first)} of "
+        "the rounds, so a factor is fitted beside the exponent, and the planner does the same."
+    ]
 
 
 def _row(rounds: Recorded | None, law: PowerLaw | None) -> tuple[str, ...]:
@@ -104,9 +113,7 @@ def _row(rounds: Recorded | None, law: PowerLaw | None) -> tuple[str, ...]:
     return (str(len(rounds.k)), number(curve[0], 3), number(curve[-1], 3), *(number(value) for value in fit))
 
 
-def _draw(
-    axes: Any, series: dict[str, dict[str, Recorded | None]], laws: dict[str, dict[str, PowerLaw | None]]
-) -> None:
+def _draw(axes: Any, series: Series, laws: dict[str, dict[str, PowerLaw | None]]) -> None:
     for panel, (kind, each) in zip(axes, series.items(), strict=True):
         for index, (name, rounds) in enumerate(each.items()):
             if rounds is None:
