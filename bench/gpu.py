@@ -14,7 +14,7 @@ of the next.
     host      the rest of the round
     floor     bytes of the target's weights / read bandwidth, measured in the same run
 
-The pair is grown (bench.grown): text as from SmolLM2, costs as of the shapes.
+The pair is grown (saguaro.measure.grown): text as from SmolLM2, costs as of the shapes.
 """
 
 import cProfile
@@ -25,7 +25,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +33,12 @@ import tyro
 from torch import Tensor
 
 from bench.cells import settings_of
-from bench.grown import SHAPES, Grown, find_epsilon, grow
 from bench.workloads import read_prompts
 from saguaro.config import EngineConfig, SamplingParams, format_bytes
 from saguaro.engine.engine import Engine
-from saguaro.llm import default_cache
+from saguaro.measure.decoding import counted
+from saguaro.measure.grown_pair import GrownPair, encode, make_pair
 from saguaro.measure.metrics import Summary
-from saguaro.model.default import fetch_default
-from saguaro.model.load import Loaded, load
-from saguaro.model.tokenizer import Tokenizer, load_tokenizer
-from saguaro.model.transformer import Transformer
 from saguaro.types import RoundEvent
 
 
@@ -52,9 +47,9 @@ class Args:
     """What to measure."""
 
     target: str = "32b"
-    """A shape of bench.grown, or smollm2 as it is."""
+    """A grown shape, or smollm2 as it is."""
     draft: str = "0.6b"
-    """A shape of bench.grown, smollm2, or drop:I,J,..."""
+    """A grown shape, smollm2, or drop:I,J,..."""
     agreement: float = 0.8
     """Acceptance that the target's noise is set for, on text of SmolLM2."""
     epsilon: float | None = None
@@ -78,16 +73,6 @@ class Args:
     seconds: float = 540.0
     """Cells that have not begun by then are left out, and said to be."""
     json: Path | None = None
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A target and a draft on the device."""
-
-    target: Loaded
-    draft: Transformer | None  # None: named by the config
-    tokenizer: Tokenizer
-    draft_name: str
 
 
 @dataclass
@@ -133,7 +118,18 @@ def main(args: Args) -> int:
         return 2
     began = time.perf_counter()
     with torch.inference_mode():
-        pair, facts = make_pair(args)
+        texts = read_prompts(list(args.prompts), 8)
+        pair, facts = make_pair(
+            args.target,
+            args.draft,
+            texts,
+            device=torch.device("cuda"),
+            dtype=args.dtype,
+            epsilon=args.epsilon,
+            agreement=args.agreement,
+        )
+        read = format_bytes(facts["weight_bytes_read"])
+        print(f"{args.target} on {facts['device']}: {read} of weights read for a token", flush=True)
         facts |= {"read_tb_s": read_bandwidth() / 1e12, "weight_bytes": pair.target.weight_bytes}
         facts["floor_ms"] = facts["weight_bytes_read"] / facts["read_tb_s"] / 1e9
         facts["draft_floor_ms"] = (facts["draft_bytes_read"] or 0) / facts["read_tb_s"] / 1e9
@@ -157,56 +153,8 @@ def main(args: Args) -> int:
     return 0
 
 
-def make_pair(args: Args) -> tuple[Pair, dict[str, Any]]:
-    """The pair, grown on the device, and facts about it."""
-    device, dtype = torch.device("cuda"), getattr(torch, args.dtype)
-    folder = fetch_default(default_cache())
-    source = load("smollm2", folder, device, torch.float32).model
-    tokenizer = load_tokenizer(folder, source.spec.n_vocab)
-    facts: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "dtype": args.dtype}
-    began = time.perf_counter()
-    draft: Transformer | None = None
-    if args.draft in SHAPES:
-        draft = grow(source, SHAPES[args.draft], epsilon=0.0, device=device, dtype=dtype).model
-    elif args.draft == "smollm2":
-        draft = load("smollm2", folder, device, dtype).model
-    if args.target == "smollm2":
-        target = load("smollm2", folder, device, dtype).model
-    else:
-        grown = grow(source, SHAPES[args.target], epsilon=args.epsilon or 0.1, device=device, dtype=dtype)
-        facts["epsilon"] = args.epsilon or _search(grown, draft, source, tokenizer, args)
-        target = grown.model
-    torch.cuda.synchronize()
-    facts["grown_s"] = time.perf_counter() - began
-    facts["weight_bytes_read"] = read = _bytes_read(target)
-    facts["draft_bytes_read"] = _bytes_read(draft) if draft is not None else None
-    print(f"{args.target} on {facts['device']}: {format_bytes(read)} of weights read for a token", flush=True)
-    return Pair(Loaded(args.target, folder, target), draft, tokenizer, args.draft), facts
-
-
-def _bytes_read(model: Transformer) -> int:
-    """Weight bytes read per step. An untied embedding is not counted: only a few of its rows are read."""
-    read = sum(p.numel() * p.element_size() for p in model.parameters())
-    return read if model.is_tied else read - model.embedding.numel() * model.embedding.element_size()
-
-
-def _search(grown: Grown, draft: Transformer | None, source: Transformer, words: Tokenizer, args: Args) -> float:
-    """The noise for the wanted acceptance, on the source's own answers to a few prompts."""
-    config = EngineConfig(device="cuda", dtype="float32", kv_memory="1GiB", max_batch_rows=8)
-    engine = Engine(Loaded("smollm2", Path(), source), words, config)
-    prompts = encode(words, read_prompts(list(args.prompts), 8))
-    for prompt in prompts:
-        engine.add(prompt, SamplingParams(temperature=0, max_tokens=96))
-    texts: dict[str, list[int]] = {f"request-{i}": list(prompt) for i, prompt in enumerate(prompts)}
-    while engine.has_work:
-        for delta in engine.step():
-            texts[delta.request_id] += delta.token_ids
-    plain = draft if draft is not None else source
-    return find_epsilon(grown, plain, list(texts.values()), words.n_vocab, args.agreement)
-
-
 def measure(
-    pair: Pair, cell: str, batch: int, temperature: float, prompts: list[list[int]], args: Args
+    pair: GrownPair, cell: str, batch: int, temperature: float, prompts: list[list[int]], args: Args
 ) -> dict[str, Any]:
     """Serve the prompts, a batch at a time; return the breakdown of the time."""
     sizes = settings_of(cell)
@@ -254,17 +202,10 @@ def _profile(engine: Engine, prompts: list[list[int]], batch: int, temperature: 
     pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
 
-def counted(events: list[RoundEvent], batch: int) -> Iterator[tuple[RoundEvent, RoundEvent]]:
-    """The rounds with a full batch in which every row decodes, each after one of the same rows."""
-    for before, event in pairwise(events):
-        same = {row.request for row in before.rows} == {row.request for row in event.rows}
-        if same and len(event.rows) >= batch and _decodes(before) and _decodes(event):
-            yield before, event
-
-
-def _decodes(event: RoundEvent) -> bool:
-    """Whether every row decodes, on a device: none reads its prompt."""
-    return event.verify is not None and event.n_computed == sum(1 + row.length for row in event.rows)
+def counted_on(events: list[RoundEvent], batch: int) -> Iterator[tuple[RoundEvent, RoundEvent]]:
+    """The counted rounds that a device timed."""
+    timed = ((before, event) for before, event in counted(events, batch))
+    return ((before, event) for before, event in timed if before.verify is not None and event.verify is not None)
 
 
 def verify_of(event: RoundEvent) -> float:
@@ -285,7 +226,7 @@ def figures(events: list[RoundEvent], batch: int) -> dict[str, Any]:
     n_rounds = 0
     for event in events[1:]:
         summary.add(event)
-    for before, event in counted(events, batch):
+    for before, event in counted_on(events, batch):
         n_rounds += 1
         n_tokens += sum(row.n_tokens for row in event.rows)
         whole, verify, wait = event.collect[1] - before.collect[1], verify_of(event), wait_of(event)
@@ -367,11 +308,6 @@ def _serve(engine: Engine, prompts: list[list[int]], batch: int, temperature: fl
         for name in names:
             engine.result(name)
     return n_tokens
-
-
-def encode(words: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Texts as chat prompts; long ones are truncated."""
-    return [words.encode_chat([{"role": "user", "content": text}])[-1024:] for text in texts]
 
 
 def read_bandwidth(n_bytes: int = 8 * 2**30) -> float:

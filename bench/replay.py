@@ -39,8 +39,7 @@ import torch
 import tyro
 
 from bench.cells import settings_of
-from bench.gpu import counted, encode, figures, wait_of
-from bench.grown import SHAPES, grow, grown_spec
+from bench.gpu import counted_on, figures, wait_of
 from bench.recording import Recording, Source, load_recording, params_of, record
 from bench.replay_verifier import CapturedShape, ReplayVerifier, without_weights
 from bench.step_times import PRESETS, StepTimes, parse_times
@@ -55,6 +54,8 @@ from saguaro.kernels.formats import computed_in, find_format, packed_kind, ready
 from saguaro.link.inline import Inline
 from saguaro.link.process import Process
 from saguaro.llm import default_cache
+from saguaro.measure.grown import SHAPES, grow, grown_spec
+from saguaro.measure.grown_pair import encode
 from saguaro.method import find_method
 from saguaro.model.default import DRAFT, fetch_default
 from saguaro.model.hf_config import read_spec
@@ -81,7 +82,7 @@ class Args:
     target: str = "32b"
     """What is recorded: a shape of bench.grown, or smollm2 as it is."""
     draft: str = "0.6b"
-    """A shape of bench.grown, smollm2, or default: the default model's draft."""
+    """A grown shape, smollm2, or default: the default model's draft."""
     epsilon: float = 0.27
     """Noise of a grown target; 0.27: 32b accepts 0.8 of the tokens of 0.6b."""
     cells: tuple[str, ...] = ("ar", "sd:8", "ssd:8:8", "sd:8:8:31:8", "ssd:8:8:31:8")
@@ -102,7 +103,7 @@ class Args:
     prepare: str = "auto"
     """Whether ssd prepares: where it pays (auto), or always."""
     link: str = "inline"
-    """Where the draft runs: inline, or process (a draft of bench.grown runs inline)."""
+    """Where the draft runs: inline, or process (a grown draft runs inline)."""
     device: str = "auto"
     """The draft's device, on which the target is recorded too."""
     dtype: str = "auto"
@@ -369,7 +370,9 @@ def lost_drafts(engine: Engine) -> dict[str, int]:
 
 def exposed_of_hits(events: list[RoundEvent], batch: int) -> float | None:
     """Milliseconds that the target waits for the draft, in rounds in which every row hit; None without such rounds."""
-    waits = [wait_of(event) for _, event in counted(events, batch) if all(row.source == "cache" for row in event.rows)]
+    waits = [
+        wait_of(event) for _, event in counted_on(events, batch) if all(row.source == "cache" for row in event.rows)
+    ]
     return 1e3 * fmean(waits) if waits else None
 
 

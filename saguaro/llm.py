@@ -72,10 +72,16 @@ class LLM:
         if config.draft == default.WITH_DEFAULT:
             name = self.engine.loaded.name
             config = replace(config, draft=default.draft_for(None if name == default.NAME else name, config.draft))
-        twin = LLM.__new__(LLM)
-        twin._defaults = self._defaults
-        twin._serve(Engine(self.engine.loaded, self.engine.tokenizer, config, ranks=self.engine.ranks))
-        return twin
+        engine = Engine(self.engine.loaded, self.engine.tokenizer, config, ranks=self.engine.ranks)
+        return LLM.around(engine, self._defaults)
+
+    @classmethod
+    def around(cls, engine: Engine, defaults: Mapping[str, Any] | None = None) -> "LLM":
+        """An LLM of an engine that was built elsewhere. defaults: recommended fields of SamplingParams."""
+        llm = cls.__new__(cls)
+        llm._defaults = dict(defaults or {})
+        llm._serve(engine)
+        return llm
 
     def _serve(self, engine: Engine) -> None:
         self.engine = engine

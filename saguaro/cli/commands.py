@@ -130,6 +130,44 @@ class Bench:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Report:
+    """Redo the paper's experiments on this machine, and write one HTML page. The same command again goes on where it
+    was interrupted."""
+
+    out: Path = Path("report")
+    """Folder for the page (report.html), the figures as JSON (report.json), and what is finished."""
+    quick: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Small: about ten minutes on two quiet cores. This is what runs without a flag."""
+    full: tyro.conf.FlagCreatePairsOff[bool] = False
+    """More prompts, longer outputs, larger batches: hours on two cores."""
+    gpu: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Grown pairs, with the costs of 32B, 8B and 0.6B models, on one GPU."""
+    only: str | None = None
+    """Comma-separated experiments, such as fig5,fig3; without it, all."""
+    list: tyro.conf.FlagCreatePairsOff[bool] = False
+    """List the experiments, and measure nothing."""
+    page_only: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Measure nothing; write the page from what is finished."""
+    prompts: Repeatable[tuple[tuple[Path, ...], ...]] = ()
+    """Files or public sets of prompts, as for generate, each a set of its own; built-in: ours. Without any, two small
+    built-in sets."""
+    pair: Repeatable[tuple[str, ...]] = ()
+    """Another pair for the tables, TARGET=DRAFT, as --model and --draft name them; default: the default model or its
+    draft. One value per flag, which may be repeated."""
+    chat: bool = True
+    """Through the model's chat template, where it has one."""
+    draft: str | None = None
+    """The draft, as for generate; without it, that of the default model."""
+    device: str = "auto"
+    """cpu, cuda, cuda:N, or auto: a GPU if there is one."""
+    dtype: str = "auto"
+    """Of the weights, as for generate."""
+    threads: int | None = None
+    """CPU threads."""
+    which: Flat[ModelArgs] = field(default_factory=ModelArgs)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tune:
     """Measure what the engine would otherwise learn while it serves: where the draft runs best on this machine, and
     what verifying and drafting take. The next start with the same model and settings begins with it."""
@@ -269,13 +307,14 @@ def _named(place: str | None, named: ModelArgs) -> ModelArgs:
     return replace(named, model=place)
 
 
-AnyCommand = Generate | Chat | Serve | Compare | Bench | Tune | Info | Distill
+AnyCommand = Generate | Chat | Serve | Compare | Bench | Report | Tune | Info | Distill
 Command = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Chat, tyro.conf.subcommand("chat")]
     | Annotated[Serve, tyro.conf.subcommand("serve")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Tune, tyro.conf.subcommand("tune")]
     | Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Distill, tyro.conf.subcommand("distill")]

@@ -14,7 +14,20 @@ from pathlib import Path
 
 import tyro
 
-from saguaro.cli.commands import AnyCommand, Bench, Chat, Command, Compare, Distill, Generate, Info, Serve, Tune, check
+from saguaro.cli.commands import (
+    AnyCommand,
+    Bench,
+    Chat,
+    Command,
+    Compare,
+    Distill,
+    Generate,
+    Info,
+    Report,
+    Serve,
+    Tune,
+    check,
+)
 from saguaro.errors import SaguaroError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of writing standard output
@@ -102,6 +115,10 @@ def run(command: AnyCommand) -> int:
             from saguaro.cli.bench_served import bench_served, is_served
 
             status = bench_served(command) if is_served(command) else bench(command)
+        case Report():
+            from saguaro.cli.report import report
+
+            status = report(command)
         case Tune():
             from saguaro.cli.tune import tune
 

@@ -139,6 +139,14 @@ class FanOut:
             for shape, lists in self._lists.items():
                 lists.copy_(self._fit_both(shape))
 
+    def recorded(self, is_primary: bool, K: int, N: int) -> Recorded | None:
+        """The rounds kept of either kind, of chains of K tokens; None without any. A fixed list keeps none."""
+        seen = [one for one in self._rounds[is_primary] if one.length == K]
+        if not seen:
+            return None
+        rank = torch.tensor([one.rank if one.rank < N else -1 for one in seen], dtype=torch.int64)
+        return Recorded(torch.tensor([one.k for one in seen], dtype=torch.int64), rank, K, N)
+
     def lists(self, shape: Shape) -> Tensor:  # [2, K+1, K+1] int64
         """The current fan-out lists: after backup and primary, for each length. The tensor keeps its address."""
         if shape not in self._lists:

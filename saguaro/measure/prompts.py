@@ -31,6 +31,11 @@ OURS = [
     "Rewrite politely: Send me the report now.",
     "How does a bicycle stay upright?",
 ]
+QUESTIONS = (0, 2, 3, 5, 7, 9, 10, 12, 14, 15, 17, 19)  # of OURS, those that ask for facts
+BUILT_IN = {
+    "questions": [OURS[index] for index in QUESTIONS],
+    "writing": [text for index, text in enumerate(OURS) if index not in QUESTIONS],
+}
 
 
 @dataclass(frozen=True)

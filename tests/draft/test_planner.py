@@ -134,6 +134,21 @@ def test_the_lists_before_anything_is_known_are_those_of_the_paper() -> None:
     assert found[0].equal(found[1])
 
 
+def test_recorded_rounds_are_of_one_kind_and_length() -> None:
+    planner = FanOut("geometric")
+    assert planner.recorded(True, 3, 8) is None
+    teach(planner, flight(), k=1, bonus=12, times=2)
+    teach(planner, flight(), k=3, bonus=10, times=1)
+    teach(planner, flight(), k=2, bonus=10, times=1, length=2)  # cut short
+    found = planner.recorded(True, 3, 8)
+    assert found is not None
+    assert (found.k.tolist(), found.rank.tolist()) == ([1, 1, 3], [1, 1, 0]), "12 is second after 10, which was refused"
+    few = planner.recorded(True, 3, 1)
+    assert few is not None
+    assert few.rank.tolist() == [-1, -1, 0]
+    assert planner.recorded(False, 3, 8) is None
+
+
 @pytest.mark.parametrize("kind", ["geometric", "general"])
 def test_lists_follow_the_outcomes_after_primary_and_backup_apart(kind: Kind) -> None:
     planner = FanOut(kind)

@@ -1,6 +1,5 @@
 """A grown model is its source as long as epsilon is 0, whatever the shape, and drifts from it as epsilon rises."""
 
-import doctest
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-import bench.grown
-from bench.grown import SHAPES, Grown, Shape, agreement, choices, find_epsilon, forward, grow, place_heads
 from saguaro.errors import ConfigError
+from saguaro.measure.grown import SHAPES, Grown, Shape, agreement, choices, find_epsilon, forward, grow, place_heads
 from saguaro.model.layout import Layout
 from saguaro.model.load import load
 from saguaro.model.mlp import MLP
@@ -219,11 +217,6 @@ def test_sources_that_cannot_be_grown(tmp_path: Path) -> None:
         grow_small(tiny_source(tmp_path / "untied", tied=False), replace(BIG, is_tied=True))
     with pytest.raises(ConfigError, match="LlamaForCausalLM with biases"):
         grow_small(tiny_source(tmp_path / "biased", attention_bias=True))
-
-
-def test_the_examples_in_its_docstrings() -> None:
-    results = doctest.testmod(bench.grown)
-    assert results.attempted > 0 == results.failed
 
 
 def test_heads_of_the_shapes_we_measure() -> None:
