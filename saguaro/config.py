@@ -469,6 +469,7 @@ class DraftConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ends", _all_of(int, "ends", self.ends))
         object.__setattr__(self, "fan_out", _all_of(int, "fan_out", self.fan_out))
+        _check_types(self)
 
 
 def build(kind: type[T], **values: Any) -> T:

@@ -34,7 +34,7 @@ from saguaro.kv.memory import KVPlan, plan_kv
 from saguaro.kv.pages import PagePool
 from saguaro.link.inline import Inline
 from saguaro.link.null import NullLink
-from saguaro.link.process import Process
+from saguaro.link.process import draft_process
 from saguaro.method import METHODS, MODEL_FALLBACKS, Method, find_method
 from saguaro.methods import draft_shape, draft_side
 from saguaro.model.eagle import Eagle
@@ -253,7 +253,7 @@ class Assembly:
                 side = draft_side(config, draft, kernels_for(device), self.grammars.start)
             return Inline(side, device)
         _, theirs = split_cores(usable_cores(), threads)
-        link = Process(config, threads=threads, cores=theirs, timeout=self.config.draft_timeout)
+        link = draft_process(config, threads=threads, cores=theirs, timeout=self.config.draft_timeout)
         try:
             link.wait_ready(START_SECONDS)
         except BaseException:
