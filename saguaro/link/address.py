@@ -5,9 +5,9 @@ import re
 import socket
 from dataclasses import dataclass
 
+from saguaro.config import SERVICE
 from saguaro.errors import ConfigError, DraftError
 
-SCHEME = "tcp://"
 PORT = 7117  # where a service listens unless told otherwise
 DIAL_SECONDS = 5.0  # to reach a service
 BACKLOG = 64
@@ -52,14 +52,14 @@ class ServiceName:
     @staticmethod
     def of(text: str) -> "ServiceName":
         """Parse the name."""
-        place, _, model = text.removeprefix(SCHEME).partition("/")
+        place, _, model = text.removeprefix(SERVICE).partition("/")
         try:
             return ServiceName(Address.of(place), model or None)
         except ConfigError as e:
-            raise ConfigError(f"draft is {text!r}; write {SCHEME}HOST:PORT, or {SCHEME}HOST:PORT/MODEL") from e
+            raise ConfigError(f"draft is {text!r}; write {SERVICE}HOST:PORT, or {SERVICE}HOST:PORT/MODEL") from e
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.address}" + (f"/{self.model}" if self.model else "")
+        return f"{SERVICE}{self.address}" + (f"/{self.model}" if self.model else "")
 
 
 def is_service(draft: str | None) -> bool:
@@ -68,7 +68,7 @@ def is_service(draft: str | None) -> bool:
     >>> is_service("tcp://box:7117"), is_service("drop:3"), is_service(None)
     (True, False, False)
     """
-    return draft is not None and draft.startswith(SCHEME)
+    return draft is not None and draft.startswith(SERVICE)
 
 
 def dial(address: Address, seconds: float = DIAL_SECONDS) -> socket.socket:

@@ -80,7 +80,7 @@ def encode_text(text: str) -> list[memoryview]:
 
 
 def decode_text(body: Array) -> str:
-    """Decode an error message, even if it was cut within a character. It may be printed: control characters are shown."""
+    """Decode an error message, even if it was cut within a character. Control characters are escaped."""
     text = body.tobytes().decode(errors="replace")
     return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
 
