@@ -17,7 +17,8 @@ from saguaro.kernels.formats import find_format
 from saguaro.link.address import Address, listen, name_of
 from saguaro.link.handshake import read_key
 from saguaro.link.served import ServedModel, Source, load_served
-from saguaro.link.service import Served, Service
+from saguaro.link.service import Service
+from saguaro.link.session import Served
 from saguaro.llm import default_cache
 from saguaro.model.default import DRAFT, fetch_default
 from saguaro.model.load import locate

@@ -38,9 +38,8 @@ def check_asked(config: DraftConfig, terms: Terms) -> None:
     _check_fan_out(config)
     if config.n_features:
         raise DraftError("features of the target are for an EAGLE-3 draft, and a service serves none")
-    _check(
-        "suffix_store", config.suffix_store, 0 <= config.suffix_store <= terms.max_tokens, f"up to {terms.max_tokens}"
-    )
+    store = config.suffix_store
+    _check("suffix_store", store, 0 <= store <= terms.max_tokens, f"at most {terms.max_tokens}")
     if config.max_rows > terms.max_rows:
         raise DraftError(
             f"the target decodes up to {config.max_rows} requests together, and a session here has at most "

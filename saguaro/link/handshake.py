@@ -90,7 +90,7 @@ def greet_client(sock: socket.socket, key: bytes, seconds: float = SECONDS) -> t
     theirs, identity, proof = _PROOF.unpack(body.tobytes())
     about = (ours, theirs, identity)
     if not hmac.compare_digest(proof, _proof(key, _CLIENT, *about)):
-        refuse(channel, "the key is wrong: both ends must have the same (--key-file here, --draft-key-file there)")
+        refuse(channel, "the key is wrong: --key-file of the service and --draft-key-file must hold the same")
     _send(channel, MessageKind.PROOF, 2, [_proof(key, _SERVICE, *about)], deadline)
     return channel, Guest(identity)
 

@@ -13,14 +13,12 @@ import select
 import socket
 import threading
 import time
-from dataclasses import dataclass
 
 import torch
 
 from saguaro.link.address import name_of, tend
 from saguaro.link.handshake import Guest, Refused
-from saguaro.link.offer import Offer, encode_offer
-from saguaro.link.session import Build, Session
+from saguaro.link.session import Served, Session
 from saguaro.link.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -30,25 +28,12 @@ PAUSE_S = 0.1  # after the system could not accept a connection
 END_S = 5.0  # for sessions to end
 
 
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """What a service is made of."""
-
-    offer: Offer
-    key: bytes
-    build: Build
-    max_sessions: int
-    status_s: float  # seconds between two lines about sessions, if something has happened
-    threads: int  # that a session computes with
-
-
 class Service:
     """Serves until it is stopped."""
 
     def __init__(self, place: socket.socket, served: Served) -> None:
         """place: a listening socket, which is closed at the end."""
-        self._place, self._served, self._offer = place, served, encode_offer(served.offer)
-        self.turns = Turns()
+        self._place, self._served, self._turns = place, served, Turns()
         self._lock = threading.Lock()
         self._sessions: dict[Session, threading.Thread] = {}
         self._n_past = 0  # requests of sessions that have ended
@@ -125,7 +110,9 @@ class Service:
             return
         tend(sock)
         self._n_sessions += 1
-        session = Session(sock, name_of(place), self._n_sessions)
+        session = Session(
+            sock, name_of(place), self._n_sessions, served=self._served, admit=self._admit, turns=self._turns
+        )
         thread = threading.Thread(target=self._run, args=(session,), daemon=True, name=f"session {session.number}")
         with self._lock:
             self._sessions[session] = thread
@@ -133,10 +120,9 @@ class Service:
 
     def _run(self, session: Session) -> None:
         """A session's thread."""
-        served = self._served
-        torch.set_num_threads(served.threads)  # a thread has a number of its own
+        torch.set_num_threads(self._served.threads)  # a thread has a number of its own
         try:
-            session.run(served.key, self._offer, self._admit, served.build, self.turns)
+            session.run()
         except Exception:
             log.exception("session %d failed", session.number)
         finally:

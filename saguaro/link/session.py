@@ -4,7 +4,6 @@ Invariant: rows, trees and pages belong to the session, and are freed when it en
 """
 
 import contextlib
-import gc
 import logging
 import socket
 import time
@@ -16,7 +15,8 @@ from saguaro.errors import SaguaroError
 from saguaro.link.answer import GONE, IsLate, Side, answer, send, words_of
 from saguaro.link.channel import Channel
 from saguaro.link.frame import MessageKind, WireError
-from saguaro.link.handshake import Guest, Refused, greet_client, refuse, send_offer
+from saguaro.link.handshake import SECONDS, Guest, Refused, greet_client, refuse, send_offer
+from saguaro.link.offer import Offer, encode_offer
 from saguaro.link.turns import Turns
 from saguaro.link.wire import MAX_WORDS, encode_text
 from saguaro.types import Joined, Outcome, Speculation
@@ -67,22 +67,20 @@ class Counted:
 class Session:
     """Greets one client and answers it, in a thread of its own."""
 
-    def __init__(self, sock: socket.socket, name: str, number: int) -> None:
+    def __init__(
+        self, sock: socket.socket, name: str, number: int, *, served: "Served", admit: "Admit", turns: Turns
+    ) -> None:
+        """admit: see Admit; name: the client's address."""
         self.name, self.number, self.counts = name, number, Counts()
         self.guest: Guest | None = None  # once it was admitted
         self._socket, self._began = sock, now()
+        self._served, self._admit, self._turns = served, admit, turns
 
-    def run(self, key: bytes, offer: bytes, admit: "Admit", build: "Build", turns: Turns) -> None:
+    def run(self) -> None:
         """Greet, and answer until the other end closes."""
         try:
-            channel, guest = greet_client(self._socket, key)
-            try:
-                admit(self, guest)
-            except Refused as e:
-                refuse(channel, str(e))
-            send_offer(channel, offer)
-            log.info("session %d: %s is connected", self.number, self.name)
-            self._answer(build, turns)
+            self._greet()
+            self._answer()
         except Refused as e:
             log.warning("%s is refused: %s", self.name, e)
         except GONE:
@@ -94,22 +92,29 @@ class Session:
         finally:
             self.counts = replace(self.counts, slots=set(), n_tokens=0)
             self._socket.close()
-            gc.collect()  # captured steps and drafters refer to each other
 
     def hang_up(self) -> None:
         """Close the connection from another thread. Its own thread ends soon after."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _answer(self, build: "Build", turns: Turns) -> None:
-        channel = Channel(self._socket, MAX_WORDS)
-
-        def counted(config: DraftConfig) -> Side:
-            side, self.counts.n_tokens = build(config)
-            return Counted(side, self.counts)
-
+    def _greet(self) -> None:
+        channel, guest = greet_client(self._socket, self._served.key, self._served.greeting_s)
         try:
-            answer(channel, counted, turns)
+            self._admit(self, guest)
+        except Refused as e:
+            refuse(channel, str(e))
+        send_offer(channel, encode_offer(self._served.offer), self._served.greeting_s)
+        log.info("session %d: %s is connected", self.number, self.name)
+
+    def _build(self, config: DraftConfig) -> Side:
+        side, self.counts.n_tokens = self._served.build(config)
+        return Counted(side, self.counts)
+
+    def _answer(self) -> None:
+        channel = Channel(self._socket, MAX_WORDS)
+        try:
+            answer(channel, self._build, self._turns)
         except (OSError, EOFError, WireError):
             raise
         except Exception as e:
@@ -128,3 +133,16 @@ class Session:
 
 Admit = Callable[[Session, Guest], None]  # makes it a session; raises Refused if there is no room
 Build = Callable[[DraftConfig], tuple[Side, int]]  # the draft side for a client's settings, and its KV tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What is served, and how."""
+
+    offer: Offer
+    key: bytes
+    build: Build
+    max_sessions: int
+    status_s: float  # seconds between two lines about sessions, if something has happened
+    threads: int  # that a session computes with
+    greeting_s: float = SECONDS  # for a client to prove that it knows the key

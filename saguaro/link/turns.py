@@ -47,7 +47,9 @@ class Turns:
             self._give()
 
     def _offer(self, has_news: HasNews) -> bool:
-        """Give others a turn if any wants one, and then go on. Returns whether there is news."""
+        """Give others a turn if any wants one, and then go on. Returns whether there is news, which is the end."""
+        if has_news():
+            return True
         with self._changed:
             is_wanted = bool(self._waiting)
         if is_wanted:
