@@ -84,7 +84,7 @@ def greet_client(sock: socket.socket, key: bytes, seconds: float = SECONDS) -> t
     deadline = now() + seconds
     channel, ours = Channel(sock, LIMIT), secrets.token_bytes(32)
     _send(channel, MessageKind.HELLO, 1, [_HELLO.pack(ours, bool(key))], deadline)
-    body = _receive(channel, MessageKind.PROOF, 1, deadline)
+    body = _receive(channel, MessageKind.PROOF, 1, deadline, refusals=False)
     if len(body) != _PROOF.size:
         raise WireError(f"a proof of {len(body)} bytes; it has {_PROOF.size}")
     theirs, identity, proof = _PROOF.unpack(body.tobytes())
@@ -139,11 +139,11 @@ def _send(channel: Channel, kind: MessageKind, number: int, parts: Sequence[byte
         _wait(channel, deadline)
 
 
-def _receive(channel: Channel, kind: MessageKind, number: int, deadline: float) -> Array:
-    """The body of the next message, which must be of this kind."""
+def _receive(channel: Channel, kind: MessageKind, number: int, deadline: float, *, refusals: bool = True) -> Array:
+    """The body of the next message, which must be of this kind. refusals: the other end may refuse: DraftError."""
     while (message := channel.receive()) is None:
         _wait(channel, deadline)
-    if message.kind is MessageKind.FAILED:
+    if message.kind is MessageKind.FAILED and refusals:
         raise DraftError(decode_text(message.body))
     if (message.kind, message.sequence) != (kind, number):
         raise WireError(f"a {message.kind.name} numbered {message.sequence} came where a {kind.name} was due")

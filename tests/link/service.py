@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -102,7 +103,9 @@ def connect(
 class Relay:
     """Passes bytes on between clients and a service, until it is told to cut or to swallow them."""
 
-    def __init__(self, to: Address) -> None:
+    def __init__(self, to: Address, delay_s: float = 0.0) -> None:
+        """delay_s: of everything, each way; for messages that take turns."""
+        self.delay_s = delay_s
         self.to, self._place = to, socket.create_server(("127.0.0.1", 0))
         self.address = Address.of(name_of(self._place.getsockname()))
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -158,6 +161,7 @@ class Relay:
             if one in self._swallowed and data:
                 return
             if data:
+                time.sleep(self.delay_s)  # what a relay on the way takes
                 other.sendall(data)
                 return
         except OSError:

@@ -27,7 +27,7 @@ from saguaro.link.connection import Connection, without_paths
 from saguaro.link.frame import MessageKind
 from saguaro.link.handshake import MOST_KEY, greet_service, new_identity, read_key
 from saguaro.link.offer import Offer, TargetShape, Terms, sums_of
-from saguaro.link.wire import DraftRequest, encode_request, encode_settings
+from saguaro.link.wire import DraftRequest, encode_request, encode_settings, encode_text
 from saguaro.types import DraftTimes
 from tests.link.service import KEY, SHAPE, TERMS, Relay, ServiceProcess, connect, key_file, served, serving
 from tests.link.target import AGES, ROWS, Target, V, draft_config, until
@@ -359,6 +359,17 @@ def test_who_says_nothing_is_not_waited_for(caplog: pytest.LogCaptureFixture) ->
     with serving(served(greeting_s=0.05)) as (_, at), socket.create_connection((at.host, at.port)) as sock:
         read_to_the_end(sock)
     assert "is not greeted: the connection was lost: the handshake was not completed in time" in caplog.text
+
+
+def test_a_client_cannot_write_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Only a service may refuse with words; and these are escaped where they are shown."""
+    with serving() as (_, at), socket.create_connection((at.host, at.port)) as sock:
+        sock.sendall(b"".join(frame.frame(MessageKind.FAILED, 1, encode_text("\x1b[31mroot logged in"))))
+        read_to_the_end(sock)
+    assert "a FAILED numbered 1 came where a PROOF was due" in caplog.text
+    assert "root" not in caplog.text
+    with served_by(lambda sock: talk(Channel(sock, 99), MessageKind.FAILED, 1, b"\x1b[31mno")) as address:
+        assert failure(address) == "\\x1b[31mno"
 
 
 def test_there_are_not_more_connections_than_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
