@@ -134,8 +134,8 @@ def check(config: EngineConfig, batches: Sequence[int], seconds: float) -> list[
         )
     if config.is_served:
         raise ConfigError(
-            f"the draft is {config.draft!r}, which runs where it is served, so there is no place to choose; leave out "
-            "tune, or name a draft of this machine"
+            f"the draft is {config.draft!r}, which runs where it is served, so there is no place to choose; name a "
+            "draft of this machine to tune"
         )
     method = choose_method(config)
     if not (method.needs_model and method.prepares):

@@ -104,6 +104,12 @@ def choose_placement(
 
     A method that always prepares gets a process if there is a core for it, tuned or not: preparing in the target's
     thread would hide nothing. So does a draft on a CPU beside a target on a GPU, which needs no core.
+
+    >>> from saguaro.method import find_method
+    >>> kinds = {"draft_on": "cpu", "target_on": "cpu", "n_cores": 8}
+    >>> served = EngineConfig(draft="tcp://box")
+    >>> [choose_placement(served, find_method(name), {}, **kinds).placement.link for name in ("ssd", "ngram")]
+    ['service', 'inline']
     """
     if config.is_served and method.needs_model:
         return Placed(Placement("service"), "only")

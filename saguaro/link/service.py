@@ -120,7 +120,8 @@ class Service:
 
     def _run(self, session: Session) -> None:
         """A session's thread."""
-        torch.set_num_threads(self._served.threads)  # a thread has a number of its own
+        torch.get_num_threads()  # or torch would replace the number at its first use in this thread
+        torch.set_num_threads(self._served.threads)
         try:
             session.run()
         except Exception:

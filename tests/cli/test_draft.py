@@ -91,3 +91,6 @@ def test_flags_and_what_cannot_be(folder: Path, capsys: pytest.CaptureFixture[st
                 main(["draft", str(folder), "--device", "cpu", *flags])
             assert (e.value.code, said in capsys.readouterr().err) == (2, True), said
     assert torch.get_num_threads() == 1
+    with pytest.raises(SystemExit):
+        main(["tune", str(folder), "--draft", "tcp://127.0.0.1:1"])
+    assert "which runs where it is served, so there is no place to choose" in capsys.readouterr().err
