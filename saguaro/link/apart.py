@@ -45,6 +45,17 @@ class Timeouts:
 PATIENCE = Timeouts()
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A request whose reply is not collected yet."""
+
+    peer: Peer
+    channel: Channel
+    n_rows: int
+    began: float  # clock: perf_counter
+    deadline: float  # clock: monotonic
+
+
 class Apart:
     """Talks to a draft elsewhere. Not thread-safe."""
 
@@ -56,6 +67,7 @@ class Apart:
         self._config, self._limits, self.patience = config, WireLimits.of(config), patience
         self._peers = peers
         self._peer: Peer | None = None
+        self._asked: _Asked | None = None
         self._ready_at = self._answered_at = 0.0  # of this peer: when it was ready, and when it last replied
         self._is_closed = self._is_in_step = self._is_afresh = False
         self._n_failures, self._start_at = 0, now()
@@ -69,6 +81,11 @@ class Apart:
         """Whether the draft was loaded and owed no reply when last polled."""
         channel = self._channel
         return channel is not None and channel.has_answered and not channel.is_owed
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the draft knows all rows that were introduced to it, and may be asked."""
+        return self._is_in_step
 
     @property
     def _channel(self) -> Channel | None:
@@ -121,19 +138,36 @@ class Apart:
 
     def speculate(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
         """Ask the draft. Returns an empty speculation if it is not running or late."""
+        self.ask(outcome, slots, room)
+        return self.collect() or Speculation.empty(len(slots))
+
+    def ask(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> None:
+        """Send a request for the next speculation. It is to be collected before anything else."""
+        self._asked = None
         peer, channel = self._peer, self._channel
         if not self._is_in_step or peer is None or channel is None:
-            return Speculation.empty(len(slots))
+            return
         self._is_in_step = False  # until the reply: after an interrupt the state is unknown
         asked = [slot for slot, n in zip(slots, room, strict=True) if n]
         if not self._known.issuperset(asked):  # interrupted between is_fresh and the introduction
-            return Speculation.empty(len(slots))
+            return
         turn = DraftRequest(self._is_afresh, self._left, tuple(self._joined.values()), outcome, slots, room)
-        spec = self._ask(peer, channel, turn)
-        if spec is None:
-            return Speculation.empty(len(slots))
-        self._left, self._joined, self._is_afresh = [], {}, False
-        self._is_in_step = True
+        began, deadline = clock(), now() + self.timeout
+        try:
+            channel.post(MessageKind.TURN, channel.posted + 1, encode_request(turn))
+            channel.flush()
+        except OSError as e:
+            self._lose(peer, e)
+            return
+        self._asked = _Asked(peer, channel, len(slots), began, deadline)
+
+    def collect(self) -> Speculation | None:
+        """The reply to what was asked; None: late, dead, or nothing was asked."""
+        asked, self._asked = self._asked, None
+        spec = None if asked is None else self._wait_for(asked)
+        if spec is not None:
+            self._left, self._joined, self._is_afresh = [], {}, False
+            self._is_in_step = True
         return spec
 
     def overlap(self) -> None:
@@ -146,19 +180,17 @@ class Apart:
         if peer is not None:
             peer.close()
 
-    def _ask(self, peer: Peer, channel: Channel, turn: DraftRequest) -> Speculation | None:
-        """Send one request and wait for the reply; None: late or dead."""
-        began, deadline = clock(), now() + self.timeout
+    def _wait_for(self, asked: "_Asked") -> Speculation | None:
+        peer, channel = asked.peer, asked.channel
         try:
-            channel.post(MessageKind.TURN, channel.posted + 1, encode_request(turn))
             while (message := channel.exchange()) is None:
-                if not channel.wait(deadline):
+                if not channel.wait(asked.deadline):
                     self.n_late += 1
                     return None
             _check(message, channel.posted)
-            spec = decode_reply(message.body, len(turn.slots), self._limits)
+            spec = decode_reply(message.body, asked.n_rows, self._limits)
             if spec.times is not None:
-                spec = replace(spec, times=peer.local(spec.times, (began, clock())))
+                spec = replace(spec, times=peer.local(spec.times, (asked.began, clock())))
         except (OSError, EOFError, WireError, DraftError) as e:
             self._lose(peer, e)
             return None
