@@ -22,6 +22,7 @@ SMALL_SEEDS = 2**53  # exact in every JSON reader
 FALLBACKS = ("auto", "draft", "ngram", "random", "empty", "batch", "batch-random", "measured", "suffix")
 SUFFIX = "suffix"  # the draft that repeats what followed earlier; it may be combined with a model
 SERVICE = "tcp://"  # begins the name of a draft that a service serves
+MOST_SERVICES = 16  # of one target
 PREPARES = ("auto", "always")
 VERIFICATIONS = ("auto", "shared", "rejection")
 LINKS = ("auto", "inline", "process")
@@ -212,7 +213,7 @@ class EngineConfig:
     drop:I,J,... for the target without those layers; the default model has one of its own. suffix: what followed
     earlier in the text, without a model; suffix+DRAFT: the likelier of both, where suffix+default takes the default
     model's own. Or tcp://HOST:PORT, a draft that `saguaro draft` serves, perhaps on another machine; tcp://HOST:PORT/NAME:
-    only if it serves the model of that name."""
+    only if it serves the model of that name; several of them with commas share the requests."""
     suffix_store: int = 0
     """With a suffix draft: most tokens of earlier outputs that are kept for all requests to repeat; 0: a request
     repeats only its own text. The speed of a request then tells of the outputs of others."""
@@ -362,6 +363,15 @@ class EngineConfig:
         """
         return self.draft_model is not None and self.draft_model.startswith(SERVICE)
 
+    @property
+    def services(self) -> tuple[str, ...]:
+        """The draft services.
+
+        >>> EngineConfig(draft="tcp://a:1,tcp://b:2").services, EngineConfig(draft="drop:3").services
+        (('tcp://a:1', 'tcp://b:2'), ())
+        """
+        return tuple((self.draft_model or "").split(",")) if self.is_served else ()
+
     def _check_suffix(self) -> None:
         if self.draft is not None and self.has_suffix and self.draft != SUFFIX:
             name = self.draft_model
@@ -390,6 +400,8 @@ class EngineConfig:
                     f"key; leave it out, or use a draft service: {SERVICE}HOST:PORT"
                 )
             return
+        are_all = len(self.services) <= MOST_SERVICES and all(each.startswith(SERVICE) for each in self.services)
+        _check("draft", self.draft, are_all, f"at most {MOST_SERVICES} of {SERVICE}HOST:PORT, with commas")
         usual = {"link": "auto", "draft_device": "auto", "draft_threads": None}
         for name, value in usual.items():
             given = getattr(self, name)

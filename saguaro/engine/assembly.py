@@ -40,6 +40,7 @@ from saguaro.link.inline import Inline
 from saguaro.link.null import NullLink
 from saguaro.link.offer import Expected, TargetShape
 from saguaro.link.process import draft_process
+from saguaro.link.several import Several
 from saguaro.method import METHODS, MODEL_FALLBACKS, Method, find_method
 from saguaro.methods import draft_shape, draft_side
 from saguaro.model.eagle import Eagle
@@ -271,13 +272,22 @@ class Assembly:
         _, theirs = split_cores(usable_cores(), threads)
         return draft_process(config, threads=threads, cores=theirs, timeout=self.config.draft_timeout)
 
-    def _service(self, config: DraftConfig) -> Apart:
-        """A draft that a service serves."""
-        at, spec = ServiceName.of(str(self.config.draft_model)), self.target.model.spec
+    def _service(self, config: DraftConfig) -> Apart | Several:
+        """A draft that a service serves, or several services that share the rows."""
+        spec, key = self.target.model.spec, read_key(self.config.draft_key_file)
         shape = TargetShape(spec.n_layers, spec.hidden, spec.n_vocab)
-        expected = Expected(at.model, self.n_known, shape, self.tokenizer.spelling)
-        key = read_key(self.config.draft_key_file)
-        return draft_service(config, at, key, expected, timeout=self.config.draft_timeout)
+        names = [ServiceName.of(each) for each in self.config.services]
+        links = [
+            draft_service(
+                config,
+                at,
+                key,
+                Expected(at.model, self.n_known, shape, self.tokenizer.spelling),
+                timeout=self.config.draft_timeout,
+            )
+            for at in names
+        ]
+        return links[0] if len(links) == 1 else Several(links)
 
     def _preparation(self) -> Preparation:
         """Whether outcomes are prepared, and why. In the target's own thread preparation could not overlap."""

@@ -1,7 +1,7 @@
 """Several draft services for one target: rows are shared out among them.
 
-Invariant: a row belongs to one draft, so no two drafts grow the same nodes. If a draft comes or goes, all rows are shared
-out anew; until then the rows of a draft that is late or lost have no speculation, and those of the others have.
+Invariant: a row belongs to one draft, so no two drafts grow the same nodes. If a draft comes or goes, all rows are
+shared out anew in the next round. In the round in which one is late or lost, only its own rows have no speculation.
 
     target --- rows 0, 2, 4 ... --- draft
            \\-- rows 1, 3, 5 ... --- draft
@@ -39,12 +39,19 @@ class Several:
         """Replies that came too late."""
         return sum(link.n_late for link in self.links)
 
+    def wait_ready(self, seconds: float) -> None:
+        """Wait until all drafts are ready. Raises DraftError if one fails or takes longer."""
+        for link in self.links:
+            link.wait_ready(seconds)
+
     def is_fresh(self) -> bool:
         """Whether rows must be shared out anew: a draft has come, or one has gone and another is left."""
         fresh = {at for at, link in enumerate(self.links) if link.is_fresh()}
         usable = {at for at, link in enumerate(self.links) if link.is_in_step}
         is_changed = bool(fresh) or (usable != self._usable and bool(usable))
         if is_changed:
+            for link in self.links:  # or a draft would keep rows that another has from now on
+                link.retire(list(self._owners))
             self._usable, self._owners = usable, {}
         return is_changed
 
@@ -71,7 +78,9 @@ class Several:
         for at, link in enumerate(self.links):
             own = [place for place, slot in enumerate(slots) if self._owners.get(slot) == at]
             others = [slot for slot in outcome.slots.tolist() if self._owners.get(slot) != at]
-            link.ask(outcome.without(others), [slots[place] for place in own], [room[place] for place in own])
+            told = outcome.without(others)
+            if own or len(told.slots):
+                link.ask(told, [slots[place] for place in own], [room[place] for place in own])
             places.append(own)
         found = [(link.collect(), own) for link, own in zip(self.links, places, strict=True)]
         return merged([(spec, own) for spec, own in found if spec is not None], len(slots))

@@ -21,6 +21,7 @@ from saguaro.link.answer import Side
 from saguaro.link.apart import Apart, Timeouts
 from saguaro.link.served import ServedModel, Source, load_served
 from saguaro.link.service import Service
+from saguaro.link.several import Several
 from saguaro.measure.metrics import Summary
 from saguaro.method import METHODS
 from saguaro.model.tiny import write_tiny
@@ -220,6 +221,33 @@ def test_a_link_that_is_cut_again_and_again(plain: LLM, key: str, host: Host, ex
             assert tokens([llm.engine.result(name) for name in ids]) == expected
             until(lambda s=summary: bool(llm.generate("the", sample(12))) and s.by_source["draft"] > 12)  # type: ignore[misc]
             assert link.n_deaths == attempt + 1
+
+
+def test_two_services_share_the_rows(plain: LLM, key: str, host: Host, model: ServedModel) -> None:
+    """One of them is cut off while the target decodes; the other takes its rows."""
+    params = [replace(params, seed=seed) for seed, params in enumerate(PARAMS)]
+    expected = tokens(run(plain.engine, PROMPTS, params))
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(hosting(model))
+        between = stack.enter_context(contextlib.closing(Relay(other.address)))
+        names = {"draft": f"tcp://{host.address},tcp://{between.address}", "draft_key_file": key}
+        for method in ("sd", "ssd", "swiftspec"):
+            llm = stack.enter_context(plain.sibling(**names, **SETTINGS, method=method, nodes=6, width=2))
+            link = llm.engine.round.draft
+            assert isinstance(link, Several)
+            assert tokens(run(llm.engine, PROMPTS, params)) == expected
+            assert [len(each.service.sessions) for each in (host, other)] == [1, 1]
+            assert all(each.service.sessions[0].counts.n_requests > 0 for each in (host, other))
+            ids = [llm.engine.add(prompt, own) for prompt, own in zip(PROMPTS, params, strict=True)]
+            for _ in range(3):
+                llm.engine.step()
+            between.cut()
+            while llm.engine.has_work:
+                llm.engine.step()
+            assert tokens([llm.engine.result(name) for name in ids]) == expected
+            assert (link.links[0].n_deaths, link.links[1].n_deaths) == (0, 1)
+            llm.close()
+            until(lambda: not host.service.sessions + other.service.sessions)
 
 
 def test_the_time_on_the_way_is_a_part_of_a_round_to_the_policy(plain: LLM, key: str, host: Host) -> None:

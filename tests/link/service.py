@@ -1,6 +1,7 @@
 """Draft services whose draft is an Echo, in a thread or in a process of its own, and a relay that cuts connections."""
 
 import contextlib
+import functools
 import select
 import socket
 import subprocess
@@ -69,8 +70,12 @@ class ServiceProcess:
         self.switches = switches
         command = [sys.executable, "-P", "-m", "tests.link.echo_service", str(port), switches]
         self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    @functools.cached_property
+    def address(self) -> Address:
+        """Where it listens; waits until it does."""
         assert self.popen.stdout is not None
-        self.address = Address.of(self.popen.stdout.readline().strip())
+        return Address.of(self.popen.stdout.readline().strip())
 
     def kill(self) -> None:
         """As a machine that loses its power, as far as one machine can show it."""
