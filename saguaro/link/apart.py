@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from saguaro.config import DraftConfig
 from saguaro.errors import DraftError
 from saguaro.link.channel import Channel
-from saguaro.link.frame import Message, MessageKind, WireError
+from saguaro.link.frame import Message, MessageKind, SilenceError, WireError
 from saguaro.link.peer import Peer, Peers
 from saguaro.link.wire import DraftRequest, WireLimits, decode_reply, decode_text, encode_request
 from saguaro.types import Joined, Outcome, Speculation
@@ -227,7 +227,7 @@ class Apart:
                 self._ready_at = self._answered_at = now()
                 self.failure = None
         elif channel.is_owed and now() - channel.moved_at > self._limit(channel):
-            raise WireError(f"it did nothing for {self._limit(channel):g} seconds")
+            raise SilenceError(f"it did nothing for {self._limit(channel):g} seconds")
 
     def _limit(self, channel: Channel) -> float:
         return max(self.patience.behind, 10 * self.timeout) if channel.has_answered else self.patience.loading
@@ -235,7 +235,8 @@ class Apart:
     def _start(self) -> None:
         self.n_starts += 1
         if self.failure is not None:
-            log.warning("the draft %s, for the %d. time: %s", self._peers.verbs[1], self.n_starts - 1, self.failure)
+            again = (self._peers.name, self._peers.verbs[1], self.n_starts - 1, self.failure)
+            log.warning("the draft %s %s, for the %d. time: %s", *again)
         self._ready_at = self._answered_at = 0.0
         try:
             self._peer = self._peers.open(replace(self._config, generation=self.n_starts))

@@ -15,7 +15,7 @@ from saguaro.errors import DraftError
 from saguaro.link.address import DIAL_SECONDS, ServiceName, dial
 from saguaro.link.apart import PATIENCE, Apart, Timeouts
 from saguaro.link.channel import Channel
-from saguaro.link.frame import MessageKind, WireError
+from saguaro.link.frame import MessageKind, SilenceError, WireError
 from saguaro.link.handshake import greet_service, new_identity
 from saguaro.link.offer import Expected, check_offer, decode_offer
 from saguaro.link.wire import WireLimits, encode_settings
@@ -32,7 +32,7 @@ class Service:
     key: bytes
     expected: Expected
     identity: bytes  # by which the service knows that a new connection takes an old one's place
-    verbs = ("cannot be used", "is connected again")
+    verbs = ("cannot be used", "is dialled again")
 
     @property
     def name(self) -> str:
@@ -156,7 +156,7 @@ def draft_service(
 def _words_of(why: Exception) -> str:
     """Why a connection ended, in plain words."""
     match why:
-        case DraftError():
+        case DraftError() | SilenceError():
             return str(why)
         case WireError():
             return f"it does not speak as a draft service of this version does: {why}"

@@ -31,6 +31,10 @@ class WireError(Exception):
     """Invalid bytes or an invalid message. The link treats the sender as dead."""
 
 
+class SilenceError(WireError):
+    """Nothing was sent or received for too long."""
+
+
 class MessageKind(enum.IntEnum):
     """The kind of a message."""
 

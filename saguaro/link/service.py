@@ -136,7 +136,7 @@ class Service:
         with self._lock:
             others = [each for each in self._sessions if each.guest is not None]
             earlier = [each for each in others if each.guest == guest]
-            n_others = len(others) - len(earlier)
+            n_others = len({each.guest for each in others} - {guest})
             if n_others >= self._served.max_sessions:
                 raise Refused(
                     f"it serves {_count(n_others, 'session')}, which is all it may; start it with a larger "

@@ -116,6 +116,7 @@ def test_a_half_open_connection_is_noticed_and_its_session_replaced() -> None:
         (before,) = host.sessions
         between.swallow()
         target.play_until(lambda: link.n_deaths > 0)
+        assert link.failure == "it did nothing for 0.3 seconds"
         link.timeout = AGES
         goes_on(target)
         until(lambda: before not in host.sessions)
