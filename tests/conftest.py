@@ -34,6 +34,7 @@ LONGEST = (
     "kernels/test_grow.py",
     "round/test_capturable.py",
     "link/test_process.py",
+    "link/test_service.py",
     "serve/http/test_structured.py",
 )
 

@@ -21,6 +21,7 @@ from saguaro.cli.commands import (
     Command,
     Compare,
     Distill,
+    Draft,
     Generate,
     Info,
     Report,
@@ -106,6 +107,10 @@ def run(command: AnyCommand) -> int:
             from saguaro.cli.serve import serve
 
             status = serve(command)
+        case Draft():
+            from saguaro.cli.draft import draft
+
+            status = draft(command)
         case Compare():
             from saguaro.cli.compare import compare
 
