@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 
-from saguaro.errors import ConfigError, Unavailable
+from saguaro.errors import ConfigError
 from saguaro.serve.front import JOIN_SECONDS
 from saguaro.serve.http.connection import Connection
 from saguaro.serve.http.listener import Listener, find_room
@@ -83,13 +83,7 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         """Finish open requests while the listeners still answer; then let uvicorn close everything."""
-        front, seconds = self._service.front, self._service.limits.drain_seconds
-        front.drain()
-        try:
-            async with asyncio.timeout(seconds):
-                await front.idle()
-        except TimeoutError:
-            front.end(Unavailable(f"the server is ending, and the request was not done after {seconds:g} seconds more"))
+        await self._service.drain()
         self.should_exit = True
 
 

@@ -1,0 +1,151 @@
+"""`saguaro serve --ray`: joins or starts a Ray cluster, serves there until a signal comes, and ends what it started.
+
+Invariant: nothing waits for ever. Room that a cluster does not have, and replicas that cannot start, are errors.
+"""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from saguaro.cluster.args import ReplicaSettings
+from saguaro.cluster.entrance import Entrance, check_reachable, reason_of, told_to_end
+from saguaro.cluster.settings import ClusterSettings, Share, share_of
+from saguaro.errors import ClusterError, ConfigError
+from saguaro.serve.server import SPARE_SECONDS, bind
+
+try:
+    import ray
+    from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.api import RunTarget
+    from ray.util.placement_group import placement_group, remove_placement_group
+except ModuleNotFoundError as e:
+    raise ConfigError(f"--ray needs the package {e.name}, which is not installed: install saguaro-llm[ray]") from e
+
+from saguaro.cluster.application import NAME, application, has_gpus
+
+POLL_SECONDS = 0.2  # while replicas start
+WATCH_SECONDS = 2.0  # between two looks at a cluster that serves
+
+
+def serve_on_ray(settings: ReplicaSettings, cluster: ClusterSettings, entrance: Entrance) -> int:
+    """Serve until a signal comes."""
+    with bind(entrance.host, entrance.port) as place:  # refuse a port in use before anything starts
+        port = place.getsockname()[1]
+    with connected(entrance.ray_address), told_to_end() as is_told:
+        if serve.status().proxies:
+            raise ClusterError(
+                "Ray Serve runs in this cluster already; deploy saguaro.cluster:app there with `serve deploy`, or end "
+                "it with `serve shutdown`"
+            )
+        share = share_of(settings.engine, has_gpus())
+        check_room(share, cluster.least, entrance.wait_s)
+        try:
+            start(settings, cluster, entrance, port)
+            if wait_until_running(is_told):
+                handle = serve.get_app_handle(NAME)
+                name, method = handle.broadcast("about").results()[0]
+                replicas = f"{cluster.replicas} x {share}"
+                print(f"saguaro: serving {name} with {method}, {replicas}, on {entrance.url(port)}", file=sys.stderr)
+                watch(is_told)
+                drain(handle, settings.server.limits.drain_seconds)
+        finally:
+            serve.shutdown()
+    return 0
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """Be a driver of the cluster at this address; None: of the one on this machine, or of a new one."""
+    if address not in (None, "auto", "local"):
+        check_reachable(str(address))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here reports to nobody
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    # What replicas log is in Ray's log files; its own messages about them are no errors of this command.
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    try:
+        try:
+            ray.init(address=address or "auto", **quiet)
+        except ConnectionError:
+            if address is not None:
+                raise
+            ray.init(address="local", include_dashboard=False, **quiet)
+            print("saguaro: no Ray cluster runs on this machine; one was started", file=sys.stderr)
+    except (ConnectionError, ValueError, RuntimeError) as e:
+        raise ClusterError(f"the Ray cluster {address!r} cannot be joined: {str(e).strip().splitlines()[0]}") from e
+    try:
+        yield
+    except RayError as e:
+        raise ClusterError(f"the Ray cluster has failed: {reason_of(str(e))}") from e
+    finally:
+        ray.shutdown()
+
+
+def check_room(share: Share, n_replicas: int, seconds: float) -> None:
+    """Reserve what the replicas take, and release it: what cannot be reserved in time is an error."""
+    bundle = {"CPU": share.cpus, "GPU": share.gpus} if share.gpus else {"CPU": share.cpus}
+    group = placement_group([bundle] * n_replicas)
+    try:
+        if group.wait(seconds):
+            return
+        nodes = ", ".join(str(_share(node["Resources"])) for node in ray.nodes() if node["Alive"])
+        raise ClusterError(
+            f"{n_replicas} x {share} are needed, each on one node, and were not free within {seconds:g} seconds; the "
+            f"nodes have {nodes}, of which {_share(ray.available_resources())} are free: add nodes, end what takes "
+            "them, or lower --replicas or --threads"
+        )
+    finally:
+        remove_placement_group(group)
+
+
+def _share(resources: dict[str, float]) -> Share:
+    return Share(cpus=int(resources.get("CPU", 0)), gpus=int(resources.get("GPU", 0)))
+
+
+def start(settings: ReplicaSettings, cluster: ClusterSettings, entrance: Entrance, port: int) -> None:
+    """Start proxies and replicas. Returns before they run."""
+    files = {"ssl_keyfile": entrance.ssl_keyfile, "ssl_certfile": entrance.ssl_certfile}
+    serve.start(
+        proxy_location="EveryNode" if entrance.every_node else "HeadOnly",
+        http_options={
+            "host": entrance.host,
+            "port": port,
+            "keep_alive_timeout_s": settings.server.limits.keep_alive_timeout,
+            **{name: str(path.absolute()) for name, path in files.items() if path is not None},
+        },
+        logging_config={"log_level": "DEBUG" if settings.log_level == "debug" else "WARNING"},
+    )
+    target = RunTarget(application(settings, cluster), name=NAME, route_prefix="/")
+    serve.run_many([target], wait_for_applications_running=False)
+
+
+def wait_until_running(is_told: threading.Event) -> bool:
+    """Whether the replicas run; false after a signal. Raises if one of them cannot start."""
+    while not is_told.wait(POLL_SECONDS):
+        found = serve.status().applications[NAME]
+        for one in found.deployments.values():
+            if "Traceback" in one.message or found.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise ClusterError(f"a replica cannot start: {reason_of(one.message or found.message)}")
+        if found.status == "RUNNING":
+            return True
+    return False
+
+
+def watch(is_told: threading.Event) -> None:
+    """Return after a signal. Raises if the application is gone."""
+    while not is_told.wait(WATCH_SECONDS):
+        if NAME not in serve.status().applications:
+            raise ClusterError("the application was deleted from the cluster by another command")
+
+
+def drain(handle: Any, seconds: float) -> None:
+    """Let all replicas finish what they serve while they refuse new requests, and let their responses be sent."""
+    try:
+        handle.broadcast("drain").results(timeout_s=seconds + SPARE_SECONDS, return_exceptions=True)
+        serve.delete(NAME)
+    except TimeoutError:
+        print(f"saguaro: a replica does not answer {seconds:g} seconds later; it is ended", file=sys.stderr)
