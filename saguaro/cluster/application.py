@@ -9,9 +9,8 @@ from ray import serve
 
 from saguaro.cluster.args import ClusterArgs, ReplicaSettings
 from saguaro.cluster.replica import Replica
-from saguaro.cluster.settings import ClusterSettings, device_of, share_of
-from saguaro.serve.server import SPARE_SECONDS
-from saguaro.serve.settings import accepted_hosts
+from saguaro.cluster.settings import PROXYS, ClusterSettings, check_limits, device_of, share_of
+from saguaro.serve.settings import SPARE_SECONDS, accepted_hosts
 
 NAME = "saguaro"  # of the application and of its deployment
 ROUTER = "saguaro.cluster.router.SessionRouter"
@@ -25,6 +24,7 @@ def app(args: ClusterArgs) -> Any:
     """Build the application for `serve run`, `serve deploy` and RayService. Without keys among the arguments, that of
     SAGUARO_API_KEY counts."""
     server = args.replica.server
+    check_limits(server.limits, (*PROXYS, "keep_alive_timeout"))
     keys = server.api_key or tuple(filter(None, [os.environ.get("SAGUARO_API_KEY")]))
     hosts = accepted_hosts(server.allowed_hosts, (), has_keys=bool(keys))
     server = replace(server, api_key=keys, allowed_hosts=hosts)

@@ -15,7 +15,8 @@ from saguaro.cluster.args import ReplicaSettings
 from saguaro.cluster.entrance import Entrance, check_reachable, reason_of, told_to_end
 from saguaro.cluster.settings import ClusterSettings, Share, share_of
 from saguaro.errors import ClusterError, ConfigError
-from saguaro.serve.server import SPARE_SECONDS, bind
+from saguaro.serve.address import bind
+from saguaro.serve.settings import SPARE_SECONDS
 
 try:
     import ray

@@ -7,17 +7,16 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
-from prometheus_client.core import Metric
 from ray import serve
 
 from saguaro.cluster.args import ReplicaSettings
 from saguaro.errors import Unavailable
-from saguaro.llm import LLM
-from saguaro.serve.build import build_server
-from saguaro.serve.prometheus import Merged
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from prometheus_client.core import Metric
 
 METRICS_SECONDS = 5.0  # for all replicas to tell their metrics
 
@@ -27,6 +26,9 @@ class Replica:
     time; a replica that is not healthy is replaced."""
 
     def __init__(self, settings: ReplicaSettings, device: str) -> None:
+        from saguaro.llm import LLM  # not above: what deploys replicas needs no torch
+        from saguaro.serve.build import build_server
+
         logging.basicConfig(
             level=settings.log_level.upper(), stream=sys.stderr, format="%(levelname)s:     %(message)s"
         )
@@ -36,7 +38,7 @@ class Replica:
         self._service.read_metrics = self._metrics_of_all
         self._context: Any = serve.get_replica_context()
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
+    def __serve_build_asgi_app__(self) -> "FastAPI":
         return self._app
 
     async def about(self) -> tuple[str, str]:
@@ -52,7 +54,7 @@ class Replica:
         """Refuse new requests, and return when the open ones have ended."""
         await self._service.drain()
 
-    async def metrics(self) -> Sequence[Metric]:
+    async def metrics(self) -> Sequence["Metric"]:
         """The metrics of this replica, labelled with its id."""
         return self._service.metrics.labelled(self._context.replica_id.unique_id)
 
@@ -64,4 +66,6 @@ class Replica:
             told = await asked.results_async(timeout_s=METRICS_SECONDS, return_exceptions=True)
         except TimeoutError as e:
             raise Unavailable(f"a replica did not tell its metrics within {METRICS_SECONDS:g} seconds") from e
+        from saguaro.serve.prometheus import Merged
+
         return Merged(one for one in told if not isinstance(one, BaseException)).text()

@@ -1,10 +1,12 @@
 """Settings of a cluster: how many replicas there are, and what each of them takes."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from saguaro.config import EngineConfig
 from saguaro.errors import ConfigError
+from saguaro.serve.http.limits import ServerLimits
 
 MAX_REPLICAS = 1000
 
@@ -56,6 +58,17 @@ class ClusterSettings:
     def _bounds(self) -> tuple[int, int]:
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", self.replicas)
         return (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
+
+
+PROXYS = ("max_connections", "header_timeout")  # limits of connections, which are Ray Serve's
+
+
+def check_limits(limits: ServerLimits, proxys: Sequence[str] = PROXYS) -> None:
+    """Refuse limits that a replica cannot keep, because connections end at Ray Serve's proxies."""
+    for name in proxys:
+        value = getattr(limits, name)
+        if value != getattr(ServerLimits(), name):
+            raise ConfigError(f"{name} is {value}; connections end at Ray Serve's proxies, so leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,8 @@ from saguaro.errors import ConfigError
 from saguaro.serve.http.limits import ServerLimits
 from saguaro.serve.tools.parsers import Parsers
 
+SPARE_SECONDS = 5  # after draining: for responses to be sent
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
