@@ -9,7 +9,7 @@ from ray import serve
 
 from saguaro.cluster.args import ClusterArgs, ReplicaSettings
 from saguaro.cluster.replica import Replica
-from saguaro.cluster.settings import PROXYS, ClusterSettings, check_limits, device_of, share_of
+from saguaro.cluster.settings import PROXYS, ClusterSettings, check_limits, device_of, resources_of
 from saguaro.serve.settings import SPARE_SECONDS, accepted_hosts
 
 NAME = "saguaro"  # of the application and of its deployment
@@ -34,10 +34,10 @@ def app(args: ClusterArgs) -> Any:
 def application(settings: ReplicaSettings, cluster: ClusterSettings) -> Any:
     """Replicas of these settings, as a Ray Serve application."""
     limits, engine = settings.server.limits, settings.engine
-    share = share_of(engine, has_gpus())
+    taken = resources_of(engine, has_gpus())
     deployment = serve.deployment(
         name=NAME,
-        ray_actor_options={"num_cpus": share.cpus, "num_gpus": share.gpus},
+        ray_actor_options={"num_cpus": taken.cpus, "num_gpus": taken.gpus},
         # The engine itself refuses what is too much for it; these limits are those of requests before they reach one.
         max_ongoing_requests=engine.max_batch_rows + limits.max_waiting + SPARE_REQUESTS,
         max_queued_requests=limits.max_waiting + SPARE_REQUESTS,

@@ -13,7 +13,7 @@ from typing import Any
 
 from saguaro.cluster.args import ReplicaSettings
 from saguaro.cluster.entrance import Entrance, check_reachable, reason_of, told_to_end
-from saguaro.cluster.settings import ClusterSettings, Share, share_of
+from saguaro.cluster.settings import ClusterSettings, Resources, resources_of
 from saguaro.errors import ClusterError, ConfigError
 from saguaro.serve.address import bind
 from saguaro.serve.settings import SPARE_SECONDS
@@ -43,14 +43,14 @@ def serve_on_ray(settings: ReplicaSettings, cluster: ClusterSettings, entrance: 
                 "Ray Serve runs in this cluster already; deploy saguaro.cluster:app there with `serve deploy`, or end "
                 "it with `serve shutdown`"
             )
-        share = share_of(settings.engine, has_gpus())
-        check_room(share, cluster.least, entrance.wait_s)
+        taken = resources_of(settings.engine, has_gpus())
+        check_room(taken, cluster.least, entrance.wait_s)
         try:
             start(settings, cluster, entrance, port)
             if wait_until_running(is_told):
                 handle = serve.get_app_handle(NAME)
                 name, method = handle.broadcast("about").results()[0]
-                replicas = f"{cluster.replicas} x {share}"
+                replicas = f"{cluster.replicas} x {taken}"
                 print(f"saguaro: serving {name} with {method}, {replicas}, on {entrance.url(port)}", file=sys.stderr)
                 watch(is_told)
                 drain(handle, settings.server.limits.drain_seconds)
@@ -86,25 +86,25 @@ def connected(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def check_room(share: Share, n_replicas: int, seconds: float) -> None:
+def check_room(taken: Resources, n_replicas: int, seconds: float) -> None:
     """Reserve what the replicas take, and release it: what cannot be reserved in time is an error."""
-    bundle = {"CPU": share.cpus, "GPU": share.gpus} if share.gpus else {"CPU": share.cpus}
+    bundle = {"CPU": taken.cpus, "GPU": taken.gpus} if taken.gpus else {"CPU": taken.cpus}
     group = placement_group([bundle] * n_replicas)
     try:
         if group.wait(seconds):
             return
-        nodes = ", ".join(str(_share(node["Resources"])) for node in ray.nodes() if node["Alive"])
+        nodes = ", ".join(str(_resources(node["Resources"])) for node in ray.nodes() if node["Alive"])
         raise ClusterError(
-            f"{n_replicas} x {share} are needed, each on one node, and were not free within {seconds:g} seconds; the "
-            f"nodes have {nodes}, of which {_share(ray.available_resources())} are free: add nodes, end what takes "
+            f"{n_replicas} x {taken} are needed, each on one node, and were not free within {seconds:g} seconds; the "
+            f"nodes have {nodes}, of which {_resources(ray.available_resources())} are free: add nodes, end what takes "
             "them, or lower --replicas or --threads"
         )
     finally:
         remove_placement_group(group)
 
 
-def _share(resources: dict[str, float]) -> Share:
-    return Share(cpus=int(resources.get("CPU", 0)), gpus=int(resources.get("GPU", 0)))
+def _resources(resources: dict[str, float]) -> Resources:
+    return Resources(cpus=int(resources.get("CPU", 0)), gpus=int(resources.get("GPU", 0)))
 
 
 def start(settings: ReplicaSettings, cluster: ClusterSettings, entrance: Entrance, port: int) -> None:

@@ -72,7 +72,7 @@ def check_limits(limits: ServerLimits, proxys: Sequence[str] = PROXYS) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class Resources:
     """What a replica takes of a node. All of it is on one node, because it belongs to one actor."""
 
     cpus: int
@@ -80,20 +80,20 @@ class Share:
 
     def __str__(self) -> str:
         """
-        >>> str(Share(cpus=1)), str(Share(cpus=4, gpus=2))
+        >>> str(Resources(cpus=1)), str(Resources(cpus=4, gpus=2))
         ('1 CPU', '4 CPUs and 2 GPUs')
         """
         cpus, gpus = _count(self.cpus, "CPU"), _count(self.gpus, "GPU")
         return f"{cpus} and {gpus}" if self.gpus else cpus
 
 
-def share_of(engine: EngineConfig, has_gpus: bool) -> Share:
+def resources_of(engine: EngineConfig, has_gpus: bool) -> Resources:
     """What a replica takes. has_gpus: whether a node of the cluster has a GPU.
 
-    >>> share_of(EngineConfig(threads=4, link="process", draft_threads=2), has_gpus=False)
-    Share(cpus=6, gpus=0)
-    >>> share_of(EngineConfig(tensor_parallel_size=2), has_gpus=True)
-    Share(cpus=2, gpus=2)
+    >>> resources_of(EngineConfig(threads=4, link="process", draft_threads=2), has_gpus=False)
+    Resources(cpus=6, gpus=0)
+    >>> resources_of(EngineConfig(tensor_parallel_size=2), has_gpus=True)
+    Resources(cpus=2, gpus=2)
     """
     for name in ("device", "draft_device"):
         if ":" in getattr(engine, name):
@@ -101,12 +101,12 @@ def share_of(engine: EngineConfig, has_gpus: bool) -> Share:
     n_draft = (engine.draft_threads or 1) if engine.link == "process" else 0
     if device_of(engine, has_gpus) == "cuda":
         n_ranks = engine.tensor_parallel_size
-        return Share(cpus=(engine.threads or n_ranks) + n_draft, gpus=n_ranks)
+        return Resources(cpus=(engine.threads or n_ranks) + n_draft, gpus=n_ranks)
     if engine.threads is None:
         raise ConfigError(
             "threads is None; in a cluster it says how many CPUs a replica takes: give threads, such as 4"
         )
-    return Share(cpus=engine.threads + n_draft, gpus=1 if engine.draft_device == "cuda" else 0)
+    return Resources(cpus=engine.threads + n_draft, gpus=1 if engine.draft_device == "cuda" else 0)
 
 
 def device_of(engine: EngineConfig, has_gpus: bool) -> str:

@@ -14,7 +14,7 @@ from saguaro.cli.main import parse
 from saguaro.cli.served import check_proxied
 from saguaro.cluster.args import ClusterArgs, ReplicaSettings, names
 from saguaro.cluster.entrance import check_reachable
-from saguaro.cluster.settings import ClusterSettings, Share, device_of, share_of
+from saguaro.cluster.settings import ClusterSettings, Resources, device_of, resources_of
 from saguaro.config import EngineConfig
 from saguaro.errors import ClusterError, ConfigError
 from tests.cli.here import Here
@@ -65,27 +65,27 @@ def test_an_error_does_not_show_a_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "has_gpus", "share"),
+    ("engine", "has_gpus", "taken"),
     [
-        (EngineConfig(threads=3), False, Share(cpus=3)),
-        (EngineConfig(threads=3, device="cpu"), True, Share(cpus=3)),
-        (EngineConfig(threads=3, link="process"), False, Share(cpus=4)),
-        (EngineConfig(threads=4, tensor_parallel_size=2), False, Share(cpus=4)),
-        (EngineConfig(), True, Share(cpus=1, gpus=1)),
-        (EngineConfig(device="cuda", tensor_parallel_size=4, threads=8), False, Share(cpus=8, gpus=4)),
-        (EngineConfig(threads=2, device="cpu", draft_device="cuda"), True, Share(cpus=2, gpus=1)),
+        (EngineConfig(threads=3), False, Resources(cpus=3)),
+        (EngineConfig(threads=3, device="cpu"), True, Resources(cpus=3)),
+        (EngineConfig(threads=3, link="process"), False, Resources(cpus=4)),
+        (EngineConfig(threads=4, tensor_parallel_size=2), False, Resources(cpus=4)),
+        (EngineConfig(), True, Resources(cpus=1, gpus=1)),
+        (EngineConfig(device="cuda", tensor_parallel_size=4, threads=8), False, Resources(cpus=8, gpus=4)),
+        (EngineConfig(threads=2, device="cpu", draft_device="cuda"), True, Resources(cpus=2, gpus=1)),
     ],
 )
-def test_what_a_replica_takes(engine: EngineConfig, has_gpus: bool, share: Share) -> None:
-    assert share_of(engine, has_gpus) == share
-    assert device_of(engine, has_gpus) == ("cuda" if share.gpus and engine.device != "cpu" else "cpu")
+def test_what_a_replica_takes(engine: EngineConfig, has_gpus: bool, taken: Resources) -> None:
+    assert resources_of(engine, has_gpus) == taken
+    assert device_of(engine, has_gpus) == ("cuda" if taken.gpus and engine.device != "cpu" else "cpu")
 
 
 def test_what_ray_decides_is_not_given() -> None:
     with pytest.raises(ConfigError, match="device is 'cuda:1'; in a cluster Ray chooses the GPU: use cuda"):
-        share_of(EngineConfig(device="cuda:1"), has_gpus=True)
+        resources_of(EngineConfig(device="cuda:1"), has_gpus=True)
     with pytest.raises(ConfigError, match="threads is None; in a cluster it says how many CPUs a replica takes"):
-        share_of(EngineConfig(), has_gpus=False)
+        resources_of(EngineConfig(), has_gpus=False)
 
 
 @pytest.mark.parametrize(
