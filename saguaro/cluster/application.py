@@ -15,7 +15,7 @@ from saguaro.serve.settings import SPARE_SECONDS, accepted_hosts
 NAME = "saguaro"  # of the application and of its deployment
 ROUTER = "saguaro.cluster.router.SessionRouter"
 SPARE_REQUESTS = 16  # per replica, beside texts: /health, /metrics, the page
-HEALTH_SECONDS = 2.0  # between two checks; three failures replace a replica
+HEALTH_SECONDS = 1.0  # between two checks; three failures replace a replica
 STOP_POLL_SECONDS = 0.2  # between two looks whether a replica that stops is idle
 RETRY_SECONDS = 1.0  # told to clients that are refused because all replicas are full
 

@@ -71,13 +71,17 @@ def connected(address: str | None) -> Iterator[None]:
     try:
         try:
             ray.init(address=address or "auto", **quiet)
-        except ConnectionError:
-            if address is not None:
+        except ConnectionError as e:
+            if address is not None or "Could not find any running Ray" not in str(e):
                 raise
             ray.init(address="local", include_dashboard=False, **quiet)
             print("saguaro: no Ray cluster runs on this machine; one was started", file=sys.stderr)
-    except (ConnectionError, ValueError, RuntimeError) as e:
-        raise ClusterError(f"the Ray cluster {address!r} cannot be joined: {str(e).strip().splitlines()[0]}") from e
+    except (ConnectionError, ValueError, RuntimeError, RayError) as e:
+        why = str(e).strip().splitlines()[0]
+        raise ClusterError(
+            f"the Ray cluster {address or 'auto'!r} cannot be joined: {why}; it must have the same versions of Ray and "
+            "Python, and where it asks for a token, RAY_AUTH_MODE=token and the token must be set here too"
+        ) from e
     try:
         yield
     except RayError as e:

@@ -2,9 +2,11 @@
 
 import os
 import re
+import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +15,23 @@ import httpx
 from openai import OpenAI
 
 from saguaro.cluster.session import replica_of
-from tests.link.target import is_running, until
+from tests.link.target import is_running
 
 NAME = "tiny"
 KEY = "a-key"
+# The ports of the nodes can be reached by other machines, so they ask for a token.
+WITH_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+AGES = 240.0  # seconds: longer than anything takes, however busy the machine is
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Wait for something that must happen."""
+    deadline = time.monotonic() + AGES
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
 
 
 @dataclass
@@ -84,7 +99,8 @@ def session_for(replica: str, ids: list[str]) -> str:
 def nodes() -> Iterator[Nodes]:
     """Two nodes; at the end none of their processes is left."""
     command = [sys.executable, "-m", "tests.cluster.nodes"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, **WITH_TOKEN}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdin is not None
     assert process.stdout is not None
     found = Nodes(process.stdout.readline().strip(), process)
@@ -94,7 +110,7 @@ def nodes() -> Iterator[Nodes]:
         found.look()
     finally:
         process.stdin.close()
-        process.wait(60)
+        process.wait(AGES)
         process.stdout.close()
     until(lambda: not any(is_running(pid) for pid in found.seen))
 
@@ -104,7 +120,7 @@ def serving(log: Path, *args: str) -> Iterator[Served]:
     """The command, once it serves."""
     command = [sys.executable, "-m", "saguaro", "serve", "--ray", "--port", "0", *args]
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "SAGUARO_API_KEY": KEY})
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=with_key())
     try:
         until(lambda: process.poll() is not None or "saguaro: serving" in log.read_text())
         found = re.search(r"saguaro: serving .* on (http://\S+)", log.read_text())
@@ -114,6 +130,11 @@ def serving(log: Path, *args: str) -> Iterator[Served]:
     finally:
         process.kill()
         process.wait()
+
+
+def with_key() -> dict[str, str]:
+    """The environment of a server."""
+    return {**os.environ, **WITH_TOKEN, "SAGUARO_API_KEY": KEY}
 
 
 def below(pid: int) -> set[int]:

@@ -23,6 +23,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    assert os.environ["RAY_AUTH_MODE"] == "token", "the nodes can be reached by other machines"
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # other clusters of this machine are not touched
         os.environ.update(RAY_TMPDIR=folder, RAY_USAGE_STATS_ENABLED="0", RAY_enable_metrics_collection="0")
         main()

@@ -17,8 +17,8 @@ from openai import APIError
 
 from saguaro import LLM, SamplingParams
 from saguaro.model.tiny import write_tiny
-from tests.cluster.driver import NAME, Nodes, Served, command_of, nodes, serving, session_for
-from tests.link.target import is_running, until
+from tests.cluster.driver import AGES, NAME, Nodes, Served, command_of, nodes, serving, session_for, until, with_key
+from tests.link.target import is_running
 
 pytestmark = [
     pytest.mark.ray,
@@ -58,7 +58,7 @@ def served(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def run(*args: str) -> "subprocess.CompletedProcess[str]":
     """A command that ends by itself."""
     command = [sys.executable, "-m", "saguaro", "serve", "--ray", "--port", "0", *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=AGES, env=with_key())
 
 
 class Stream:
@@ -170,7 +170,7 @@ def survives(served: Served, lose: Callable[[], object]) -> str:
     with ThreadPoolExecutor(len(ids) * N_STREAMS) as pool:
         streams = {replica: [Stream(pool, served, sessions[replica]) for _ in range(N_STREAMS)] for replica in ids}
         for stream in (one for each in streams.values() for one in each):
-            assert stream.begun.wait(60)
+            assert stream.begun.wait(AGES)
         lose()
         deadline = time.monotonic() + 30
         for session in sessions.values():
@@ -209,11 +209,11 @@ def test_a_signal_lets_streams_finish_and_leaves_nothing(served: Served, cluster
     """With a node that is gone, too."""
     with ThreadPoolExecutor(1) as pool:
         stream = Stream(pool, served, "any")
-        assert stream.begun.wait(60)
+        assert stream.begun.wait(AGES)
         served.process.send_signal(signal.SIGTERM)
         until(lambda: served.http.get("/health").status_code == 503)
         refused = served.http.post("/v1/completions", json={"model": NAME, **GREEDY})
         assert "the server is ending" in refused.json()["error"]["message"]
         assert len(stream.text.result()) > 0
-    assert served.process.wait(60) == 0
+    assert served.process.wait(AGES) == 0
     until(lambda: not any(command_of(pid).startswith(SERVES) for pid in cluster.look()))
