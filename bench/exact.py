@@ -25,7 +25,7 @@ import tyro
 
 from bench.workloads import read_prompts
 from saguaro import LLM, SamplingParams
-from saguaro.link.process import Process, Timeouts
+from saguaro.link.apart import Apart, Timeouts
 from saguaro.measure.metrics import Summary
 from saguaro.method import METHODS, find_method
 from saguaro.model.default import DRAFT
@@ -124,7 +124,7 @@ def compare(
     n_tokens, hits = n_runs * sum(len(tokens) for tokens in wanted), summary.hit_rate
     facts = [f"{n_runs * len(prompts)} outputs", f"{n_tokens} tokens", f"{summary.tokens_per_round:.2f} per round"]
     facts += [f"hits {hits:.2f}" if hits is not None else "", f"{engine.scheduler.n_preemptions} preemptions"]
-    if isinstance(engine.round.draft, Process):
+    if isinstance(engine.round.draft, Apart):
         facts.append(f"draft started {engine.round.draft.n_starts} times, killed {len(deaths)} times")
     facts.append(f"{time.perf_counter() - began:.0f} s")
     what = f"{engine.method.name:11} T={params[0].temperature:g} batch {batch}"
@@ -160,12 +160,12 @@ def killing(llm: LLM, kills: int) -> Iterator[list[int]]:
     deaths: list[int] = []
     over = threading.Event()
     link = llm.engine.round.draft
-    if isinstance(link, Process):
+    if isinstance(link, Apart):
         link.patience = Timeouts(pauses=(0.0,))  # restart at once after a kill
 
     def run() -> None:
         chance = random.Random(7)
-        while len(deaths) < kills and isinstance(link, Process) and not over.wait(chance.uniform(0, 6)):
+        while len(deaths) < kills and isinstance(link, Apart) and not over.wait(chance.uniform(0, 6)):
             pid = link.pid
             if pid is not None and pid not in deaths:
                 os.kill(pid, signal.SIGKILL)

@@ -33,7 +33,7 @@ import tyro
 from bench.attack import Args as AttackArgs
 from bench.attack import finish, start_attack
 from saguaro import LLM
-from saguaro.link.process import Process
+from saguaro.link.apart import Apart
 from saguaro.model.tiny import write_tiny
 from saguaro.serve.address import bind
 from saguaro.serve.http.app import create_app
@@ -243,7 +243,7 @@ def _start(args: Args, role: str, url: str) -> "subprocess.Popen[str]":
 def _watch(args: Args, llm: LLM, service: Service, clients: "subprocess.Popen[str]") -> list[int]:
     """Kill the draft periodically and print the state until the clients are done; return resident bytes over time."""
     link, pool, began = llm.engine.round.draft, llm.engine.pool, time.monotonic()
-    assert isinstance(link, Process)
+    assert isinstance(link, Apart)
     memory: list[int] = []
     next_kill, next_line = began + args.kill_every, began
     while clients.poll() is None:
@@ -266,7 +266,7 @@ def _watch(args: Args, llm: LLM, service: Service, clients: "subprocess.Popen[st
 def report(llm: LLM, service: Service, ended: dict[str, int], health: list[float], memory: list[int]) -> int:
     """Print the results; 1 if a check failed."""
     pool, link = llm.engine.pool, llm.engine.round.draft
-    assert isinstance(link, Process)
+    assert isinstance(link, Apart)
     for how, n in sorted(ended.items(), key=lambda item: -item[1]):
         print(f"{n:8}  {how}")
     quarter = len(memory) // 4

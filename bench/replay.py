@@ -52,8 +52,8 @@ from saguaro.engine.assembly import find_device
 from saguaro.engine.engine import Engine
 from saguaro.errors import ConfigError, SaguaroError
 from saguaro.kernels.formats import computed_in, find_format, packed_kind, ready
+from saguaro.link.apart import Apart
 from saguaro.link.inline import Inline
-from saguaro.link.process import Process
 from saguaro.llm import default_cache
 from saguaro.method import find_method
 from saguaro.model.default import DRAFT, fetch_default
@@ -364,7 +364,7 @@ def serve(engine: Engine, replay: Replay, which: range, batch: int, temperature:
 def lost_drafts(engine: Engine) -> dict[str, int]:
     """How often a draft in its own process was late or died."""
     link = engine.round.draft
-    return {"n_late": link.n_late, "n_deaths": link.n_deaths} if isinstance(link, Process) else {}
+    return {"n_late": link.n_late, "n_deaths": link.n_deaths} if isinstance(link, Apart) else {}
 
 
 def exposed_of_hits(events: list[RoundEvent], batch: int) -> float | None:

@@ -22,6 +22,7 @@ SMALL_SEEDS = 2**53  # exact in every JSON reader
 
 FALLBACKS = ("auto", "draft", "ngram", "random", "empty", "batch", "batch-random", "measured", "suffix")
 SUFFIX = "suffix"  # the draft that repeats what followed earlier; it may be combined with a model
+SERVICE = "tcp://"  # begins the name of a draft that a service serves
 PREPARES = ("auto", "always")
 VERIFICATIONS = ("auto", "shared", "rejection")
 LINKS = ("auto", "inline", "process")
@@ -227,10 +228,13 @@ class EngineConfig:
     """The draft: a folder or .gguf file with the target's vocabulary, an EAGLE-3 draft of the target, a Hub id, or
     drop:I,J,... for the target without those layers; the default model has one of its own. suffix: what followed
     earlier in the text, without a model; suffix+DRAFT: the likelier of both, where suffix+default takes the default
-    model's own."""
+    model's own. Or tcp://HOST:PORT, a draft that `saguaro draft` serves, perhaps on another machine; tcp://HOST:PORT/NAME:
+    only if it serves the model of that name."""
     suffix_store: int = 0
     """With a suffix draft: most tokens of earlier outputs that are kept for all requests to repeat; 0: a request
     repeats only its own text. The speed of a request then tells of the outputs of others."""
+    draft_key_file: str | None = None
+    """The file with the key of a draft service."""
     method: str = "auto"
     """The decoding method (see saguaro.method); auto: ssd with a draft model, sd with suffix alone, else ar."""
     lookahead: int = 4
@@ -321,6 +325,7 @@ class EngineConfig:
             "between 2 and 2^31 - 1, or None",
         )
         self._check_suffix()
+        self._check_service()
         _check("lookahead", self.lookahead, 1 <= self.lookahead <= 64, "between 1 and 64")
         nodes = self.nodes
         is_tree = nodes is None or self.lookahead <= nodes <= 64
@@ -365,6 +370,15 @@ class EngineConfig:
             return self.draft
         return self.draft.partition("+")[2] or None
 
+    @property
+    def is_served(self) -> bool:
+        """Whether the draft model is that of a service.
+
+        >>> EngineConfig(draft="suffix+tcp://box:7117").is_served, EngineConfig(draft="drop:3").is_served
+        (True, False)
+        """
+        return self.draft_model is not None and self.draft_model.startswith(SERVICE)
+
     def _check_suffix(self) -> None:
         if self.draft is not None and self.has_suffix and self.draft != SUFFIX:
             name = self.draft_model
@@ -383,6 +397,24 @@ class EngineConfig:
                 f"suffix_store is {self.suffix_store}, and the draft is {self.draft!r}, which repeats nothing; leave "
                 f"suffix_store out, or use draft {SUFFIX} or {SUFFIX}+DRAFT"
             )
+
+    def _check_service(self) -> None:
+        """What a draft service decides itself is not set here."""
+        if not self.is_served:
+            if self.draft_key_file is not None:
+                raise ConfigError(
+                    f"draft_key_file is {self.draft_key_file!r}, and the draft is {self.draft!r}, which asks for no "
+                    f"key; leave it out, or use a draft service: {SERVICE}HOST:PORT"
+                )
+            return
+        usual = {"link": "auto", "draft_device": "auto", "draft_threads": None}
+        for name, value in usual.items():
+            given = getattr(self, name)
+            if given != value:
+                raise ConfigError(
+                    f"{name} is {given!r}, and the draft is {self.draft!r}, which runs where it is served; leave "
+                    f"{name} out, and set device and threads with `saguaro draft`"
+                )
 
     def _check_fan_out(self) -> None:
         numbers = self.fan_outs
@@ -486,6 +518,7 @@ class DraftConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ends", _all_of(int, "ends", self.ends))
         object.__setattr__(self, "fan_out", _all_of(int, "fan_out", self.fan_out))
+        _check_types(self)
 
 
 def build(kind: type[T], **values: Any) -> T:

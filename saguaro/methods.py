@@ -6,8 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from saguaro.config import DraftConfig
-from saguaro.device.graphs import bucket
+from saguaro.device.graphs import bucket, captured_sizes
 from saguaro.draft.combined import Combined
 from saguaro.draft.drafter import Drafter, NoDrafter
 from saguaro.draft.grow import TreeDrafter
@@ -28,7 +30,7 @@ from saguaro.draft.rows import Proposer
 from saguaro.draft.suffix import Suffix
 from saguaro.errors import ConfigError
 from saguaro.kernels.best import ranker_for
-from saguaro.kernels.bundle import Kernels
+from saguaro.kernels.bundle import Kernels, kernels_for
 from saguaro.kv.memory import KVPlan
 from saguaro.method import METHODS, MODEL_FALLBACKS, Method, find_method
 from saguaro.model.eagle import Eagle
@@ -79,6 +81,15 @@ def draft_side(
         read_s=config.read_s,
         kept=kept,
     )
+
+
+def warm_side(config: DraftConfig, model: Transformer | None, start: Start | None = None) -> DraftSide:
+    """The draft side for this config's device. On a GPU its steps are captured now, not in the first rounds."""
+    kernels = kernels_for(torch.device(config.device))
+    side = draft_side(config, model, kernels, start)
+    for size in captured_sizes(config.max_rows) if kernels is not None else ():
+        side.warm(size)
+    return side
 
 
 def draft_shape(config: DraftConfig) -> Shape:

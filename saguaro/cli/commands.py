@@ -262,6 +262,38 @@ class Serve:
         return _named(self.place, self.named)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """Serve a draft model to targets, on this machine or on others: they name it as --draft tcp://HOST:PORT."""
+
+    model: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[MODEL]")] = None
+    """The draft: a folder, a .gguf file, a Hub id, or drop:I,J,... of --target; without it, the default
+    model's."""
+    target: str | None = None
+    """The target's folder, .gguf file or Hub id, for a draft that uses weights of its target."""
+    listen: str = "127.0.0.1:7117"
+    """Address and port to listen on, HOST:PORT; 0.0.0.0:PORT is every address there is, port 0 any that is free. What
+    other machines can reach needs a key."""
+    key_file: Path | None = None
+    """A file with the key that targets must know, such as `openssl rand -hex 32` makes."""
+    max_sessions: int = 8
+    """Most targets that are served at once."""
+    max_rows: int = 64
+    """Most requests that a target may decode together."""
+    max_tokens: int = 131072
+    """Most tokens of KV memory that a target's session may take."""
+    device: str = "auto"
+    """cpu, cuda, cuda:N, or auto: a GPU if there is one."""
+    dtype: str = "auto"
+    """Of the weights, as for the other commands."""
+    threads: int | None = None
+    """CPU threads; None leaves torch's choice."""
+    status_seconds: float = 10.0
+    """Seconds between two lines about sessions, where something has happened."""
+    cache_dir: Path | None = None
+    """Where the default model is kept."""
+
+
 def _named(place: str | None, named: ModelArgs) -> ModelArgs:
     """The model of an argument, which may also be named by --model."""
     if place is None:
@@ -271,11 +303,12 @@ def _named(place: str | None, named: ModelArgs) -> ModelArgs:
     return replace(named, model=place)
 
 
-AnyCommand = Generate | Chat | Serve | Compare | Bench | Tune | Info | Distill
+AnyCommand = Generate | Chat | Serve | Draft | Compare | Bench | Tune | Info | Distill
 Command = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Chat, tyro.conf.subcommand("chat")]
     | Annotated[Serve, tyro.conf.subcommand("serve")]
+    | Annotated[Draft, tyro.conf.subcommand("draft")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Tune, tyro.conf.subcommand("tune")]

@@ -35,7 +35,7 @@ def describe(llm: LLM) -> dict[str, Any]:
         "method": engine.method.name,
         "draft": engine.config.draft,
         "preparation": engine.preparation.why,
-        "link": type(engine.round.draft).__name__.lower(),
+        "link": engine.placed.placement.link if engine.method.drafts else "null",
         "placement": str(engine.placed.placement) if engine.method.drafts else None,
         "learnt": learnt(engine),
         "weight_bytes": engine.loaded.weight_bytes,

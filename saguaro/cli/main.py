@@ -15,7 +15,20 @@ from pathlib import Path
 import tyro
 
 from saguaro.cli.args import RayArgs
-from saguaro.cli.commands import AnyCommand, Bench, Chat, Command, Compare, Distill, Generate, Info, Serve, Tune, check
+from saguaro.cli.commands import (
+    AnyCommand,
+    Bench,
+    Chat,
+    Command,
+    Compare,
+    Distill,
+    Draft,
+    Generate,
+    Info,
+    Serve,
+    Tune,
+    check,
+)
 from saguaro.errors import SaguaroError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of writing standard output
@@ -98,6 +111,10 @@ def run(command: AnyCommand) -> int:
             from saguaro.cli.serve import serve
 
             status = serve(command)
+        case Draft():
+            from saguaro.cli.draft import draft
+
+            status = draft(command)
         case Compare():
             from saguaro.cli.compare import compare
 

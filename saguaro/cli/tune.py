@@ -132,6 +132,11 @@ def check(config: EngineConfig, batches: Sequence[int], seconds: float) -> list[
         raise ConfigError(
             "there is no draft model, so there is nothing to tune; pass draft (--draft), or use the default model"
         )
+    if config.is_served:
+        raise ConfigError(
+            f"the draft is {config.draft!r}, which runs where it is served, so there is no place to choose; name a "
+            "draft of this machine to tune"
+        )
     method = choose_method(config)
     if not (method.needs_model and method.prepares):
         raise ConfigError(

@@ -98,7 +98,8 @@ class DraftRows:
             request = Request(str(one.slot), one.tokens[: one.n_prompt], one.params, one.seed)
             request.tokens = list(one.tokens)
             if one.params.structured is not None and self._start is not None:
-                request.grammar = Guide(self._start(one.params.structured))
+                grammar = self._start(one.params.structured)
+                request.grammar = None if grammar is None else Guide(grammar)
             self._rows[one.slot] = DraftRow(one.slot, request)
         return [self._rows[one.slot] for one in joined]
 

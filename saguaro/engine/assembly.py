@@ -32,9 +32,14 @@ from saguaro.kernels.bundle import kernels_for
 from saguaro.kernels.formats import fastest
 from saguaro.kv.memory import KVPlan, plan_kv
 from saguaro.kv.pages import PagePool
+from saguaro.link.address import ServiceName
+from saguaro.link.apart import Apart
+from saguaro.link.connection import draft_service
+from saguaro.link.handshake import read_key
 from saguaro.link.inline import Inline
 from saguaro.link.null import NullLink
-from saguaro.link.process import Process
+from saguaro.link.offer import Expected, TargetShape
+from saguaro.link.process import draft_process
 from saguaro.method import METHODS, MODEL_FALLBACKS, Method, find_method
 from saguaro.methods import draft_shape, draft_side
 from saguaro.model.eagle import Eagle
@@ -236,7 +241,7 @@ class Assembly:
         if self.target.model.device.type != "cpu":
             return [Affinity(None, max(1, len(cores) // n_ranks))] * n_ranks
         ours = cores
-        if self.placed.placement.is_apart and self.method.prepares:  # a draft that is idle while the target works
+        if self.placed.placement.takes_cores and self.method.prepares:  # a draft that is idle while the target works
             ours = sorted(split_cores(cores, self.placed.placement.threads)[0])
         return rank_affinities(ours, self.config.threads, n_ranks)
 
@@ -244,7 +249,7 @@ class Assembly:
         if not self.method.drafts:
             return NullLink()
         config = replace(self._draft_config(kv.n_tokens), prepare=self._preparation().when)
-        file, threads = self._learnt_file(), self.placed.placement.threads
+        file = self._learnt_file()
         if file is not None:
             config = replace(config, learnt=str(file.path), learnt_facts=json.dumps(file.facts))
         if not self.placed.placement.is_apart:
@@ -252,14 +257,27 @@ class Assembly:
             with guard(device):
                 side = draft_side(config, draft, kernels_for(device), self.grammars.start)
             return Inline(side, device)
-        _, theirs = split_cores(usable_cores(), threads)
-        link = Process(config, threads=threads, cores=theirs, timeout=self.config.draft_timeout)
+        link = self._service(config) if self.placed.placement.is_service else self._process(config)
         try:
             link.wait_ready(START_SECONDS)
         except BaseException:
             link.close()
             raise
         return link
+
+    def _process(self, config: DraftConfig) -> Apart:
+        """A draft in a process of its own."""
+        threads = self.placed.placement.threads
+        _, theirs = split_cores(usable_cores(), threads)
+        return draft_process(config, threads=threads, cores=theirs, timeout=self.config.draft_timeout)
+
+    def _service(self, config: DraftConfig) -> Apart:
+        """A draft that a service serves."""
+        at, spec = ServiceName.of(str(self.config.draft_model)), self.target.model.spec
+        shape = TargetShape(spec.n_layers, spec.hidden, spec.n_vocab)
+        expected = Expected(at.model, self.n_known, shape, self.tokenizer.spelling)
+        key = read_key(self.config.draft_key_file)
+        return draft_service(config, at, key, expected, timeout=self.config.draft_timeout)
 
     def _preparation(self) -> Preparation:
         """Whether outcomes are prepared, and why. In the target's own thread preparation could not overlap."""
@@ -286,6 +304,8 @@ class Assembly:
         if not self.method.needs_model:
             return None
         config, model = self.config, self.target.model
+        if config.is_served:
+            return None
         eagle = self.given.eagle if isinstance(self.given, Eagle) else eagle_spec(self._draft_name(), model.spec)
         if eagle is None:
             return None
@@ -316,7 +336,7 @@ class Assembly:
             own = self._affinities()[0]
             return Pins(beside=own, everywhere=own) if self.target.model.device.type == "cpu" else None
         is_alone = not self.method.drafts or self.target.model.device.type != "cpu"
-        if is_alone or not self.placed.placement.is_apart:
+        if is_alone or not self.placed.placement.takes_cores:
             return None
         cores, threads = usable_cores(), self.config.threads
         ours, _ = split_cores(cores, self.placed.placement.threads)
@@ -376,7 +396,7 @@ class Assembly:
 
     def _learnt_file(self) -> KeptFile | None:
         """The file of what the draft's side learns."""
-        if not self.method.drafts:
+        if not self.method.drafts or self.placed.placement.is_service:
             return None
         place = self.placed.placement
         own = {"prepare": self._preparation().when, "link": place.link, "draft_threads": place.threads}
@@ -384,7 +404,8 @@ class Assembly:
 
     def _tuned_file(self) -> KeptFile | None:
         """The file of what `saguaro tune` measures."""
-        return self._kept({"what": "placements"}) if self.method.needs_model else None
+        is_open = self.method.needs_model and not self.config.is_served
+        return self._kept({"what": "placements"}) if is_open else None
 
     def _kept(self, own: Mapping[str, Any]) -> KeptFile | None:
         """The file for these circumstances; None: nothing is kept."""
@@ -417,7 +438,7 @@ class Assembly:
     def _draft_name(self) -> str | None:
         """The path of the draft. drop: and a given model have none."""
         name = self.config.draft_model
-        if name is None or self.given is not None or name.startswith("drop:"):
+        if name is None or self.given is not None or name.startswith("drop:") or self.config.is_served:
             return name
         return str(locate(name))
 

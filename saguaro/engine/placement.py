@@ -1,4 +1,5 @@
-"""Where the draft runs: in the target's thread, or in a process of its own with some of the cores.
+"""Where the draft runs: in the target's thread, in a process of its own with some of the cores, or in a service that
+may be on another machine. A service is never chosen: its address is the draft's name.
 
 Which is faster depends on the machine and the pair. It is not guessed from the number of cores: `saguaro tune` measures
 it, and what it found is kept in a file (KeptFile). Without one the draft runs in the target's thread and drafts just in
@@ -23,20 +24,30 @@ Rates = Mapping["Placement", Mapping[int, float]]  # tokens per second, by batch
 class Placement:
     """A place for the draft.
 
-    >>> print(Placement(), "|", Placement("process", 1), "|", Placement("process", 2))
-    in the target's thread | own process, 1 core | own process, 2 cores
+    >>> print(Placement(), "|", Placement("process", 1), "|", Placement("process", 2), "|", Placement("service"))
+    in the target's thread | own process, 1 core | own process, 2 cores | draft service
     """
 
-    link: str = "inline"  # or process
+    link: str = "inline"  # or process, or service
     threads: int = 1  # and cores, of a process
 
     def __str__(self) -> str:
         cores = "1 core" if self.threads == 1 else f"{self.threads} cores"
-        return f"own process, {cores}" if self.is_apart else "in the target's thread"
+        return {"inline": "in the target's thread", "service": "draft service"}.get(self.link, f"own process, {cores}")
 
     @property
     def is_apart(self) -> bool:
-        """Whether the draft has a process of its own."""
+        """Whether the draft is not in this process."""
+        return self.link != "inline"
+
+    @property
+    def is_service(self) -> bool:
+        """Whether a draft service runs it."""
+        return self.link == "service"
+
+    @property
+    def takes_cores(self) -> bool:
+        """Whether the draft has some of the target's cores for itself."""
         return self.link == "process"
 
 
@@ -93,7 +104,15 @@ def choose_placement(
 
     A method that always prepares gets a process if there is a core for it, tuned or not: preparing in the target's
     thread would hide nothing. So does a draft on a CPU beside a target on a GPU, which needs no core.
+
+    >>> from saguaro.method import find_method
+    >>> kinds = {"draft_on": "cpu", "target_on": "cpu", "n_cores": 8}
+    >>> served = EngineConfig(draft="tcp://box")
+    >>> [choose_placement(served, find_method(name), {}, **kinds).placement.link for name in ("ssd", "ngram")]
+    ['service', 'inline']
     """
+    if config.is_served and method.needs_model:
+        return Placed(Placement("service"), "only")
     threads = config.draft_threads or 1
     allowed = possible_placements(n_cores, config.draft_threads)
     if config.link != "auto":

@@ -50,9 +50,8 @@ def choose_preparation(method: Method, placed: Placed, *, on_cpu: bool, n_cores:
     if placed.placement.is_apart:
         cores = _cores(placed.placement.threads)
         tuned = f" ({cores}, as `saguaro tune` found fastest)" if placed.why == "tuned" else ""
-        return Preparation(
-            "measured", f"Outcomes are prepared by the draft's own process{tuned}, where that is faster."
-        )
+        whose = "the draft service" if placed.placement.is_service else f"the draft's own process{tuned}"
+        return Preparation("measured", f"Outcomes are prepared by {whose}, where that is faster.")
     if not on_cpu:
         return Preparation("measured", "Outcomes are prepared while the target computes, where that is faster.")
     return Preparation("never", f"Nothing is prepared: {_why_inline(placed.why, n_cores)}.")

@@ -69,6 +69,16 @@ class Channel:
         return self._reading.last
 
     @property
+    def has_answered(self) -> bool:
+        """Whether any message was received."""
+        return self.received > 0
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether the answer to the last posted message is missing."""
+        return self.received != self.posted
+
+    @property
     def is_midway(self) -> bool:
         """Whether part of a message has arrived."""
         return self._reading.header is not None or self._reading.n > 0

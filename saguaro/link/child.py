@@ -1,4 +1,4 @@
-"""One draft process, from start to exit.
+"""One draft process, from start to exit: a Peer (link/peer.py).
 
 Invariant: it ends when this object or this process ends: on request, through its life line (a socket that carries no
 data and closes with its owner), or by being killed.
@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import IO
 
 from saguaro.config import DraftConfig
+from saguaro.errors import DraftError
 from saguaro.link.channel import Channel
-from saguaro.link.frame import MessageKind
+from saguaro.link.frame import MessageKind, WireError
 from saguaro.link.wire import WireLimits, encode_settings
+from saguaro.types import DraftTimes, Interval
 
 now = time.monotonic
 
@@ -45,7 +47,6 @@ class Child:
         self._end = weakref.finalize(self, end, self._popen, link[0], life[0], output)
         self._kill_at: float | None = None
         self._reason: str | None = None
-        self.ready_at = self.answered_at = 0.0
         self.channel = Channel(link[0], WireLimits.of(config).n_reply)
         self.channel.post(MessageKind.SETTINGS, 1, encode_settings(config))
 
@@ -55,24 +56,20 @@ class Child:
         return self._popen.pid
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it has replied to its settings."""
-        return self.channel.received > 0
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether a reply is missing."""
-        return self.channel.received != self.channel.posted
-
-    @property
     def is_given_up(self) -> bool:
         """Whether it was given up."""
         return self._kill_at is not None
 
-    def give_up(self, reason: str | None, grace: float = 0.0) -> None:
-        """Give the process up. Without a reason, its exit status and last output are the reason."""
+    def reach(self) -> Channel:
+        """See Peer. A child is always reached."""
+        return self.channel
+
+    def give_up(self, why: Exception) -> None:
+        """Give the process up. One that seems to exit by itself gets a grace period: its exit status is the reason."""
         if self._kill_at is None:
-            self._reason, self._kill_at = reason, now() + grace
+            is_said = isinstance(why, WireError | DraftError)
+            self._reason, self._kill_at = str(why) if is_said else None, now()
+            self._kill_at += 0.0 if isinstance(why, WireError) else GRACE
             self.channel.close()
 
     def is_gone(self) -> bool:
@@ -90,10 +87,14 @@ class Child:
         words = self._last_words()
         return f"its process ended with {how}" + (f"; its last words:\n{words}" if words else " and said nothing")
 
+    def local(self, times: DraftTimes, exchange: Interval) -> DraftTimes:
+        """See Peer: all processes of a machine share a clock."""
+        return times
+
     def close(self) -> None:
         """Ask the process to end, kill it if it does not, and reap it."""
         self.channel.close()
-        if self.is_ready and not self.is_behind:  # otherwise it does not read the socket
+        if self.channel.has_answered and not self.channel.is_owed:  # otherwise it does not read the socket
             wait_for(self._popen, GRACE)
         self._end()
 

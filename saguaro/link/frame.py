@@ -5,7 +5,8 @@ the body is awaited.
 
     |magic 4|version 2|kind 2|sequence 8|body length 8|checksum of the body 4|checksum of the header 4|body ...|
 
-A message is answered by one with the same sequence number: SETTINGS by READY, TURN by REPLY, either by FAILED.
+A message is answered by one with the same sequence number: SETTINGS by READY, TURN by REPLY, either by FAILED. Between
+machines HELLO, PROOF and OFFER come first (link/handshake.py).
 """
 
 import enum
@@ -38,6 +39,9 @@ class MessageKind(enum.IntEnum):
     TURN = 3
     REPLY = 4
     FAILED = 5
+    HELLO = 6
+    PROOF = 7
+    OFFER = 8
 
 
 class Header(NamedTuple):

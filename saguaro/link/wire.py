@@ -41,18 +41,20 @@ class WireLimits:
     max_rows: int
     n_features: int = 0
     n_step: int = 0
+    most_text: int = MAX_TEXT  # tokens of a row
 
     @staticmethod
     def of(config: DraftConfig) -> "WireLimits":
         """The limits for a draft's settings."""
         sizes = (config.n_vocab, config.n_text, config.most_nodes, config.max_rows)
-        return WireLimits(*sizes, config.n_features, config.n_step)
+        return WireLimits(*sizes, config.n_features, config.n_step, min(MAX_TEXT, config.n_tokens + 1))
 
     @property
     def n_turn(self) -> int:
         """Maximum size of a request, in bytes."""
-        texts = 8 * (8 + self.max_rows * (8 + 3 * MAX_TEXT)) + self.max_rows * (_ROW.itemsize + MAX_WORDS)
-        return texts + 8 * (5 + 3 * self.max_rows) + 2 * self.n_features * self.n_step
+        texts = 8 * (self.most_text + 2 * min(self.n_text, MAX_TEXT)) + _ROW.itemsize + MAX_WORDS
+        others = 8 * (16 + self.max_rows * (12 + self.lookahead)) + 2 * self.n_features * self.n_step
+        return self.max_rows * texts + others
 
     @property
     def n_reply(self) -> int:
@@ -78,8 +80,9 @@ def encode_text(text: str) -> list[memoryview]:
 
 
 def decode_text(body: Array) -> str:
-    """Decode an error message, even if it was cut within a character."""
-    return body.tobytes().decode(errors="replace")
+    """Decode an error message, even if it was cut within a character. Control characters are escaped."""
+    text = body.tobytes().decode(errors="replace")
+    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
 
 
 def encode_settings(config: DraftConfig) -> list[memoryview]:

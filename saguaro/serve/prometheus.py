@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from saguaro.engine.engine import Engine
 from saguaro.engine.results import Completion
-from saguaro.link.process import Process
+from saguaro.link.apart import Apart
 from saguaro.measure.metrics import NumberedRates, Rate, Summary
 
 # vLLM's, in seconds.
@@ -157,8 +157,10 @@ class RoundCollector(Collector):
         yield self._one("saguaro:draft_busy_seconds", "The draft's working time", rounds.busy_s)
         about = "The draft's working time during which the target did not verify"
         yield self._one("saguaro:draft_exposed_seconds", about, rounds.exposed_s)
-        n_restarts = max(0, link.n_starts - 1) if isinstance(link, Process) else 0
-        yield self._one("saguaro:draft_restarts", "Times the draft's process was started again", n_restarts)
+        n_restarts = max(0, link.n_starts - 1) if isinstance(link, Apart) else 0
+        yield self._one(
+            "saguaro:draft_restarts", "Times the draft was started, or its service reached, again", n_restarts
+        )
 
     def _nodes(self, label: str, about: str, rates: NumberedRates) -> Iterator[Metric]:
         """Nodes of trees verified and accepted, by depth or rank. A chain is a tree with one child per node."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from saguaro.algo.sampling import NEVER
 from saguaro.config import Structured
 
-Start = Callable[[Structured], "Grammar"]  # the grammar at the start of an output
+Start = Callable[[Structured], "Grammar | None"]  # the grammar at the start of an output; None: it is not followed
 Mask = NDArray[Any]  # [>= V / 8] uint8: bit t % 8 of byte t // 8 is 1 if token t is allowed
 
 

@@ -14,7 +14,7 @@ import pytest
 from saguaro import LLM, SamplingParams
 from saguaro.engine.results import Result
 from saguaro.errors import DraftError
-from saguaro.link.process import Process, Timeouts
+from saguaro.link.apart import Apart, Timeouts
 from saguaro.measure.metrics import Summary
 from saguaro.model.tiny import write_tiny
 from tests.engine.driver import run
@@ -69,9 +69,9 @@ def tokens(results: list[Result]) -> list[list[int]]:
     return [output.token_ids for result in results for output in result.outputs]
 
 
-def link_of(llm: LLM) -> Process:
+def link_of(llm: LLM) -> Apart:
     link = llm.engine.round.draft
-    assert isinstance(link, Process)
+    assert isinstance(link, Apart)
     return link
 
 
@@ -239,7 +239,7 @@ def test_texts_and_biases_that_name_padding_do_not_end_the_draft(plain: LLM) -> 
     """Ids that pad the head can be written in a prompt, though nobody ever says them."""
     with plain.sibling(**SETTINGS) as llm:
         link = llm.engine.round.draft
-        assert isinstance(link, Process)
+        assert isinstance(link, Apart)
         for prompt, params in (([104, 270, 105], sample()), ([104, 105], sample(logit_bias={287: 1.0}))):
             assert llm.generate([prompt], params)[0].token_ids == plain.generate([prompt], params)[0].token_ids
         assert (link.n_deaths, link.n_late) == (0, 0), link.failure

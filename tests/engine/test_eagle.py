@@ -13,7 +13,7 @@ import torch
 from saguaro import LLM, EngineConfig, SamplingParams
 from saguaro.engine.assembly import Assembly
 from saguaro.errors import ConfigError, CorruptModel, UnsupportedModel
-from saguaro.link.process import Process, Timeouts
+from saguaro.link.apart import Apart, Timeouts
 from saguaro.measure.metrics import Summary
 from saguaro.model.tiny import write_tiny
 from saguaro.model.tiny_eagle import write_tiny_eagle
@@ -64,9 +64,9 @@ def tokens(llm: LLM) -> list[list[int]]:
     return [output.token_ids for result in run(llm.engine, PROMPTS, PARAMS) for output in result.outputs]
 
 
-def link_of(llm: LLM) -> Process:
+def link_of(llm: LLM) -> Apart:
     link = llm.engine.round.draft
-    assert isinstance(link, Process)
+    assert isinstance(link, Apart)
     return link
 
 

@@ -20,8 +20,8 @@ from saguaro.engine.placement import (
     state_of,
 )
 from saguaro.engine.preparation import choose_preparation
+from saguaro.link.apart import Apart
 from saguaro.link.inline import Inline
-from saguaro.link.process import Process
 from saguaro.method import find_method
 from saguaro.model.tiny import write_tiny
 
@@ -145,7 +145,7 @@ def test_an_engine_follows_the_file_that_was_tuned(
         assert file is not None
     file.write(state_of(TUNED))
     with start(folder, tmp_path) as llm:
-        assert isinstance(llm.engine.round.draft, Process)
+        assert isinstance(llm.engine.round.draft, Apart)
         assert llm.engine.placed == Placed(TWO, "tuned")
         assert llm.engine.preparation.when == "measured"
     with start(folder, tmp_path, lookahead=3) as llm:

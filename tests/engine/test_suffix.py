@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from saguaro import LLM, SamplingParams
-from saguaro.link.process import Process, Timeouts
+from saguaro.link.apart import Apart, Timeouts
 from saguaro.measure.metrics import Summary
 from saguaro.model.tiny import write_tiny
 from tests.engine.driver import run
@@ -112,7 +112,7 @@ def apart(plain: LLM, request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 def test_a_draft_process_that_is_killed_comes_back(apart: LLM, expected: list[list[int]]) -> None:
     link, summary = apart.engine.round.draft, _watch(apart)
-    assert isinstance(link, Process)
+    assert isinstance(link, Apart)
     link.patience = Timeouts(pauses=(0.0,))
     assert _tokens(apart) == expected
     assert summary.by_source["suffix"] > 0

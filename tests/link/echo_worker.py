@@ -4,9 +4,10 @@ import sys
 
 from saguaro.config import DraftConfig
 from saguaro.link import worker
+from saguaro.link.answer import Side
 
 
-def build(config: DraftConfig) -> worker.Side:
+def build(config: DraftConfig) -> Side:
     from tests.link.echo import Echo
 
     return Echo(config)

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from saguaro.config import DraftConfig, SamplingParams
-from saguaro.link.process import Process, Timeouts
+from saguaro.link.apart import Apart, Timeouts
+from saguaro.link.process import draft_process
 from saguaro.types import EMPTY, SCRIPT, DraftLink, Joined, Outcome, Speculation
 from tests.draft.config import new_config
 from tests.link.echo import propose
@@ -21,14 +22,14 @@ AGES = 60.0  # seconds: longer than anything takes, however busy the machine is
 
 def draft_config(draft: str = "", n_vocab: int = V) -> DraftConfig:
     """An Echo with these switches."""
-    return new_config(n_vocab, draft=draft, lookahead=K, max_rows=ROWS)
+    return new_config(n_vocab, draft=draft, lookahead=K, max_rows=ROWS, n_tokens=2**20)
 
 
-def start(draft: str = "", timeout: float = AGES, n_vocab: int = V, patience: Timeouts | None = None) -> Process:
+def start(draft: str = "", timeout: float = AGES, n_vocab: int = V, patience: Timeouts | None = None) -> Apart:
     """A link to an Echo in a process of its own."""
     patience = patience or Timeouts(pauses=(0.0,))
     config = draft_config(draft, n_vocab)
-    return Process(config, threads=1, cores=None, timeout=timeout, worker=WORKER, patience=patience)
+    return draft_process(config, threads=1, cores=None, timeout=timeout, worker=WORKER, patience=patience)
 
 
 def until(happened: Callable[[], bool]) -> None:

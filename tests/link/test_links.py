@@ -1,28 +1,32 @@
 """Every link gives what the draft's side says: one suite for all of them."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import cast
 
 import pytest
 
+from saguaro.link.apart import Apart
 from saguaro.link.inline import Inline
 from saguaro.round import DraftSide
 from saguaro.types import DraftLink, Joined, Outcome
 from tests.link.echo import Echo
+from tests.link.service import connect, serving
 from tests.link.target import AGES, ROWS, K, Target, draft_config, start
 
 
-@pytest.fixture(scope="module", params=["inline", "process"])
+@pytest.fixture(scope="module", params=["inline", "process", "service"])
 def link(request: pytest.FixtureRequest) -> Iterator[DraftLink]:
     """A draft that is there."""
     if request.param == "inline":
         yield Inline(cast(DraftSide, Echo(draft_config())))
         return
-    process = start()
-    process.wait_ready(AGES)
-    yield process
-    process.close()
-    assert (process.n_starts, process.n_deaths, process.n_late) == (1, 0, 0)
+    with contextlib.ExitStack() as stack:
+        apart = start() if request.param == "process" else connect(stack.enter_context(serving())[1])
+        stack.enter_context(contextlib.closing(apart))
+        apart.wait_ready(AGES)
+        yield apart
+        assert (apart.n_starts, apart.n_deaths, apart.n_late) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -51,7 +55,8 @@ def test_a_round_that_broke_off_is_made_good(link: DraftLink) -> None:
             link.retire([slot])
         times = target.play().times
         assert times is not None
-        assert times.prepare[1] == len(target.rows), "rows known"
+        is_shifted = isinstance(link, Apart) and link.pid is None  # by another machine's clock
+        assert is_shifted or times.prepare[1] == len(target.rows), "rows known"
     assert target.n_spoken == 120
 
 

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from saguaro.errors import DraftError
-from saguaro.link.process import Process, Timeouts
+from saguaro.link.apart import Apart, Timeouts
+from saguaro.link.process import draft_process
 from saguaro.types import Joined, Outcome, Speculation
 from tests.link.echo import q_of
 from tests.link.target import AGES, ROWS, WORKER, K, Target, draft_config, is_running, start, state_of, until
@@ -25,7 +26,7 @@ N_VOCAB = 50_000
 
 
 @contextlib.contextmanager
-def draft(switches: str = "", **settings: object) -> Iterator[Process]:
+def draft(switches: str = "", **settings: object) -> Iterator[Apart]:
     """A draft that is ready."""
     link = start(switches, **settings)  # type: ignore[arg-type]
     with contextlib.closing(link):
@@ -33,7 +34,7 @@ def draft(switches: str = "", **settings: object) -> Iterator[Process]:
         yield link
 
 
-def pid_of(link: Process) -> int:
+def pid_of(link: Apart) -> int:
     """The number of a draft that must be there."""
     assert link.pid is not None
     return link.pid
@@ -47,7 +48,7 @@ def command(script: str) -> tuple[str, ...]:
 # Failing to start
 
 
-def failure(link: Process, seconds: float = AGES) -> str:
+def failure(link: Apart, seconds: float = AGES) -> str:
     """What waiting for this draft comes to."""
     with contextlib.closing(link), pytest.raises(DraftError) as e:
         link.wait_ready(seconds)
@@ -55,9 +56,9 @@ def failure(link: Process, seconds: float = AGES) -> str:
     return str(e.value)
 
 
-def other(script: str) -> Process:
+def other(script: str) -> Apart:
     """A link to a worker that is something else."""
-    return Process(draft_config(), threads=1, cores=None, timeout=AGES, worker=command(script))
+    return draft_process(draft_config(), threads=1, cores=None, timeout=AGES, worker=command(script))
 
 
 def test_a_draft_that_cannot_be_built_says_why() -> None:
@@ -80,7 +81,7 @@ def test_a_draft_that_is_never_ready_is_not_awaited_for_ever() -> None:
 
 
 def test_a_command_that_does_not_exist() -> None:
-    link = Process(draft_config(), threads=1, cores=None, timeout=AGES, worker=["/no/such/command"])
+    link = draft_process(draft_config(), threads=1, cores=None, timeout=AGES, worker=["/no/such/command"])
     assert "No such file" in failure(link)
 
 
@@ -90,7 +91,7 @@ def test_a_draft_that_speaks_another_language() -> None:
 
 
 def test_cores_that_do_not_exist() -> None:
-    link = Process(draft_config(), threads=1, cores=[100_000], timeout=AGES)
+    link = draft_process(draft_config(), threads=1, cores=[100_000], timeout=AGES)
     assert "Invalid argument" in failure(link)
 
 
@@ -98,14 +99,14 @@ def test_cores_that_do_not_exist() -> None:
 
 
 @pytest.fixture(scope="module")
-def one_draft() -> Iterator[Process]:
+def one_draft() -> Iterator[Apart]:
     """One draft for all tests that leave it well: q is larger than a socket holds, and it prepares until it is late."""
     with draft("q,linger", n_vocab=N_VOCAB, patience=Timeouts(pauses=(0.0,), behind=0.5)) as link:
         yield link
 
 
 @pytest.fixture
-def link(one_draft: Process) -> Iterator[Process]:
+def link(one_draft: Apart) -> Iterator[Apart]:
     """The same, in step or fresh, with all the time in the world."""
     one_draft.timeout = AGES
     yield one_draft
@@ -113,7 +114,7 @@ def link(one_draft: Process) -> Iterator[Process]:
 
 
 @pytest.fixture
-def target(link: Process) -> Target:
+def target(link: Apart) -> Target:
     """It has heard from the draft."""
     target = Target(link, n_vocab=N_VOCAB)
     target.play_until(lambda: target.n_spoken > 3)
@@ -135,7 +136,7 @@ def test_the_draft_prepares_until_the_next_turn_is_there(target: Target) -> None
 
 def test_threads_and_cores() -> None:
     core = max(os.sched_getaffinity(0))
-    link = Process(draft_config("threads"), threads=3, cores=[core], timeout=AGES, worker=WORKER)
+    link = draft_process(draft_config("threads"), threads=3, cores=[core], timeout=AGES, worker=WORKER)
     with contextlib.closing(link):
         link.wait_ready(AGES)
         assert os.sched_getaffinity(pid_of(link)) == {core}
@@ -147,7 +148,7 @@ def test_threads_and_cores() -> None:
         assert link.speculate(Outcome.nothing(), [0], [K]).tokens[0, 0] == 3
 
 
-def test_ctrl_c_is_not_for_the_draft(link: Process, target: Target) -> None:
+def test_ctrl_c_is_not_for_the_draft(link: Apart, target: Target) -> None:
     n_deaths, n_spoken = link.n_deaths, target.n_spoken
     os.kill(pid_of(link), signal.SIGINT)
     target.play_until(lambda: target.n_spoken > n_spoken + 20)
@@ -155,13 +156,13 @@ def test_ctrl_c_is_not_for_the_draft(link: Process, target: Target) -> None:
     assert os.getpgid(pid_of(link)) == link.pid
 
 
-def test_other_children_do_not_inherit_the_link(link: Process) -> None:
+def test_other_children_do_not_inherit_the_link(link: Apart) -> None:
     seen = subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False, capture_output=True, check=True)
     assert b"-> pipe:" in seen.stdout
     assert b"socket" not in seen.stdout
 
 
-def test_rows_nobody_introduced_are_introduced_after_all(link: Process, target: Target) -> None:
+def test_rows_nobody_introduced_are_introduced_after_all(link: Apart, target: Target) -> None:
     """The target was interrupted after it was told to introduce its rows and before it did."""
     n_fresh, n_deaths, n_spoken = target.n_fresh, link.n_deaths, target.n_spoken
     link.retire(range(ROWS))
@@ -172,7 +173,7 @@ def test_rows_nobody_introduced_are_introduced_after_all(link: Process, target: 
 # Late
 
 
-def test_a_stopped_draft_is_late_once_and_then_left_alone_until_it_has_caught_up(link: Process, target: Target) -> None:
+def test_a_stopped_draft_is_late_once_and_then_left_alone_until_it_has_caught_up(link: Apart, target: Target) -> None:
     n_starts = link.n_starts
     for _ in range(3):
         n_fresh, n_late, n_spoken = target.n_fresh, link.n_late, target.n_spoken
@@ -189,7 +190,7 @@ def test_a_stopped_draft_is_late_once_and_then_left_alone_until_it_has_caught_up
     assert link.n_starts == n_starts
 
 
-def test_a_draft_that_was_late_forgets_whoever_it_knew(link: Process, target: Target) -> None:
+def test_a_draft_that_was_late_forgets_whoever_it_knew(link: Apart, target: Target) -> None:
     """Even if nobody tells it who left."""
     os.kill(pid_of(link), signal.SIGSTOP)
     link.timeout = 0.5
@@ -204,7 +205,7 @@ def test_a_draft_that_was_late_forgets_whoever_it_knew(link: Process, target: Ta
         assert times.prepare[1] == slot + 1, "rows known"
 
 
-def test_a_stopped_draft_does_not_block_a_long_turn(link: Process) -> None:
+def test_a_stopped_draft_does_not_block_a_long_turn(link: Apart) -> None:
     """More text than a socket holds: half of the turn is sent when the draft stops reading."""
     n_starts = link.n_starts
     target = Target(link, n_vocab=N_VOCAB, n_prompt=200_000)
@@ -245,7 +246,7 @@ def test_a_reply_that_trickles_in_is_late_when_its_time_is_over() -> None:
         assert (link.n_late, link.n_starts, link.n_deaths, target.n_fresh) == (1, 1, 0, 2)
 
 
-def test_a_draft_that_is_late_for_too_long_is_started_again(link: Process, target: Target) -> None:
+def test_a_draft_that_is_late_for_too_long_is_started_again(link: Apart, target: Target) -> None:
     n_deaths, n_spoken, first = link.n_deaths, target.n_spoken, pid_of(link)
     os.kill(first, signal.SIGSTOP)
     link.timeout = 0.05
@@ -261,7 +262,7 @@ def test_a_draft_that_is_late_for_too_long_is_started_again(link: Process, targe
 # Dead
 
 
-def last_round(switch: str, link: Process) -> Target:
+def last_round(switch: str, link: Apart) -> Target:
     """Three answers, then none, at once."""
     target = Target(link)
     for n in range(3):
@@ -300,7 +301,7 @@ def test_a_draft_that_dies_is_started_again_and_forgiven_if_it_had_answered_for_
 def test_pauses_grow_between_lives() -> None:
     patience = Timeouts(pauses=(0.0, 0.0, 1000.0))
     dying = command("import sys; sys.exit(1)")
-    link = Process(draft_config(), threads=1, cores=None, timeout=AGES, worker=dying, patience=patience)
+    link = draft_process(draft_config(), threads=1, cores=None, timeout=AGES, worker=dying, patience=patience)
     with contextlib.closing(link):
         target = Target(link)
         target.play_until(lambda: link.n_deaths == 3)
@@ -309,7 +310,7 @@ def test_pauses_grow_between_lives() -> None:
         assert (link.n_starts, link.n_deaths, link.pid) == (3, 3, None)
 
 
-def test_random_kills(link: Process, target: Target) -> None:
+def test_random_kills(link: Apart, target: Target) -> None:
     """At any moment of its life, twenty times: what is speculated is right or nothing, and it always comes back."""
     moments = random.Random(0)
     n_starts, n_deaths, n_late = link.n_starts, link.n_deaths, link.n_late
@@ -340,7 +341,7 @@ class Interrupted:
     """A link in which a signal handler raises, at any moment of any call; but a start is left in peace, for
     subprocess.Popen may then leave a zombie."""
 
-    def __init__(self, link: Process) -> None:
+    def __init__(self, link: Apart) -> None:
         self.link, self.moments = link, random.Random(0)
         self.is_armed, self.n_interrupts = False, 0
 
@@ -383,7 +384,7 @@ class Interrupted:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # an interrupted close leaves its sockets to the collector
-def test_interrupts_at_any_moment(link: Process, target: Target) -> None:
+def test_interrupts_at_any_moment(link: Apart, target: Target) -> None:
     """Whatever a signal handler raises in a link, the next speculation is right or nothing."""
     n_deaths, interrupted = link.n_deaths, Interrupted(link)
     before = signal.signal(signal.SIGALRM, interrupted.handle)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from saguaro.kernels import bundle
+from saguaro import methods
 from saguaro.kernels.bundle import plain_kernels
+from saguaro.link.answer import serve
 from saguaro.link.channel import Channel
 from saguaro.link.frame import Message, MessageKind
 from saguaro.link.wire import DraftRequest, WireLimits, decode_reply, encode_request, encode_settings
-from saguaro.link.worker import build_draft, serve
+from saguaro.link.worker import build_draft
 from saguaro.model.tiny import write_tiny
 from saguaro.round import DraftSide
 from saguaro.types import Joined
@@ -117,7 +118,7 @@ def test_a_draft_is_captured_before_its_first_turn(
     sizes: list[int] = []
     write_tiny(tmp_path, "llama")
     config = new_config(64, draft=str(tmp_path), target=str(tmp_path), max_rows=3)
-    monkeypatch.setattr(bundle, "kernels_for", lambda device: plain_kernels() if is_captured else None)
+    monkeypatch.setattr(methods, "kernels_for", lambda device: plain_kernels() if is_captured else None)
     monkeypatch.setattr(DraftSide, "warm", lambda side, size: sizes.append(size))
     assert isinstance(build_draft(config), DraftSide)
     assert sizes == ([4, 2, 1] if is_captured else [])
