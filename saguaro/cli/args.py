@@ -176,4 +176,4 @@ class RayArgs(ClusterSettings):
                 )
         if not 0 < self.ray_wait <= 86400:
             raise ConfigError(f"ray_wait is {self.ray_wait}; it must be more than 0 and at most 86400 seconds")
-        return ClusterSettings(replicas=self.replicas, target_requests=self.target_requests)
+        return ClusterSettings(**{one.name: getattr(self, one.name) for one in fields(ClusterSettings)})

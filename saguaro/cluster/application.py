@@ -8,8 +8,11 @@ import ray
 from ray import serve
 
 from saguaro.cluster.args import ClusterArgs, ReplicaSettings
+from saguaro.cluster.drafts import Services
 from saguaro.cluster.replica import Replica
-from saguaro.cluster.settings import PROXYS, ClusterSettings, check_limits, device_of, resources_of
+from saguaro.cluster.settings import PROXYS, ClusterSettings, Resources, check_limits, device_of, resources_of
+from saguaro.config import EngineConfig
+from saguaro.errors import ConfigError
 from saguaro.serve.settings import SPARE_SECONDS, accepted_hosts
 
 NAME = "saguaro"  # of the application and of its deployment
@@ -28,13 +31,18 @@ def app(args: ClusterArgs) -> Any:
     keys = server.api_key or tuple(filter(None, [os.environ.get("SAGUARO_API_KEY")]))
     hosts = accepted_hosts(server.allowed_hosts, (), has_keys=bool(keys))
     server = replace(server, api_key=keys, allowed_hosts=hosts)
-    return application(replace(args.replica, server=server), args.cluster)
+    if args.cluster.draft_services:
+        raise ConfigError(
+            f"draft_services is {args.cluster.draft_services}; only `saguaro serve --ray` starts them: start `saguaro "
+            "draft` yourself, and name it as draft, tcp://HOST:PORT"
+        )
+    return application(replace(args.replica, server=server), args.cluster, None)
 
 
-def application(settings: ReplicaSettings, cluster: ClusterSettings) -> Any:
-    """Replicas of these settings, as a Ray Serve application."""
+def application(settings: ReplicaSettings, cluster: ClusterSettings, services: Services | None) -> Any:
+    """Replicas of these settings, as a Ray Serve application; perhaps with draft services that run already."""
     limits, engine = settings.server.limits, settings.engine
-    taken = resources_of(engine, has_gpus())
+    taken = replica_resources(settings.engine, cluster)
     deployment = serve.deployment(
         name=NAME,
         ray_actor_options={"num_cpus": taken.cpus, "num_gpus": taken.gpus},
@@ -49,7 +57,13 @@ def application(settings: ReplicaSettings, cluster: ClusterSettings) -> Any:
         logging_config={"log_level": settings.log_level.upper(), "enable_access_log": settings.access_log},
         **_replicas(cluster, engine.max_batch_rows),
     )
-    return deployment(serve.ingress()(Replica)).bind(settings, device_of(engine, has_gpus()))
+    return deployment(serve.ingress()(Replica)).bind(settings, device_of(engine, has_gpus()), services)
+
+
+def replica_resources(engine: EngineConfig, cluster: ClusterSettings) -> Resources:
+    """What a replica takes, with its own draft or with that of a service."""
+    own = replace(engine, draft_device="auto") if cluster.draft_services else engine
+    return resources_of(own, has_gpus())
 
 
 def has_gpus() -> bool:

@@ -52,7 +52,7 @@ def names(kind: Any) -> list[str]:
     """The flat keys of a settings class.
 
     >>> names(ClusterSettings)
-    ['replicas', 'target_requests']
+    ['replicas', 'target_requests', 'draft_services']
     """
     hints = get_type_hints(kind)
     parts = [(one.name, hints[one.name]) for one in fields(kind)]

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from saguaro.cluster.args import ReplicaSettings
+from saguaro.cluster.drafts import DraftService, Services, new_key, service_flags, service_resources
 from saguaro.cluster.entrance import Entrance, check_reachable, reason_of, told_to_end
-from saguaro.cluster.settings import ClusterSettings, Resources, resources_of
+from saguaro.cluster.settings import ClusterSettings, Resources
 from saguaro.errors import ClusterError, ConfigError
 from saguaro.serve.address import bind
 from saguaro.serve.settings import SPARE_SECONDS
@@ -27,8 +28,9 @@ try:
 except ModuleNotFoundError as e:
     raise ConfigError(f"--ray needs the package {e.name}, which is not installed: install saguaro-llm[ray]") from e
 
-from saguaro.cluster.application import NAME, application, has_gpus
+from saguaro.cluster.application import NAME, application, has_gpus, replica_resources
 
+START_SECONDS = 600.0  # for a draft service
 POLL_SECONDS = 0.2  # while replicas start
 WATCH_SECONDS = 2.0  # between two looks at a cluster that serves
 
@@ -43,19 +45,20 @@ def serve_on_ray(settings: ReplicaSettings, cluster: ClusterSettings, entrance: 
                 "Ray Serve runs in this cluster already; deploy saguaro.cluster:app there with `serve deploy`, or end "
                 "it with `serve shutdown`"
             )
-        taken = resources_of(settings.engine, has_gpus())
-        check_room(taken, cluster.least, entrance.wait_s)
-        try:
-            start(settings, cluster, entrance, port)
-            if wait_until_running(is_told):
-                handle = serve.get_app_handle(NAME)
-                name, method = handle.broadcast("about").results()[0]
-                replicas = f"{cluster.replicas} x {taken}"
-                print(f"saguaro: serving {name} with {method}, {replicas}, on {entrance.url(port)}", file=sys.stderr)
-                watch(is_told)
-                drain(handle, settings.server.limits.drain_seconds)
-        finally:
-            serve.shutdown()
+        with draft_services(settings, cluster, entrance.wait_s) as services:
+            taken = replica_resources(settings.engine, cluster)
+            check_room("replicas", cluster.least, taken, entrance.wait_s)
+            try:
+                start(application(settings, cluster, services), settings, entrance, port)
+                if wait_until_running(is_told):
+                    handle = serve.get_app_handle(NAME)
+                    name, method = handle.broadcast("about").results()[0]
+                    place_ = f"{cluster.replicas} x {taken}, on {entrance.url(port)}"
+                    print(f"saguaro: serving {name} with {method}, {place_}", file=sys.stderr)
+                    watch(is_told)
+                    drain(handle, settings.server.limits.drain_seconds)
+            finally:
+                serve.shutdown()
     return 0
 
 
@@ -90,18 +93,36 @@ def connected(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def check_room(taken: Resources, n_replicas: int, seconds: float) -> None:
-    """Reserve what the replicas take, and release it: what cannot be reserved in time is an error."""
-    bundle = {"CPU": taken.cpus, "GPU": taken.gpus} if taken.gpus else {"CPU": taken.cpus}
-    group = placement_group([bundle] * n_replicas)
+@contextmanager
+def draft_services(settings: ReplicaSettings, cluster: ClusterSettings, seconds: float) -> Iterator[Services | None]:
+    """The draft services of these settings, started; None without any."""
+    if not cluster.draft_services:
+        yield None
+        return
+    flags = service_flags(settings.which, settings.engine, cluster.most, has_gpus())
+    taken, key = service_resources(settings.engine, has_gpus()), new_key()
+    check_room("draft services", cluster.draft_services, taken, seconds)
+    kind = ray.remote(DraftService).options(num_cpus=taken.cpus, num_gpus=taken.gpus)
+    actors = [kind.remote(flags, key) for _ in range(cluster.draft_services)]
+    try:
+        yield Services(tuple(ray.get([one.address.remote() for one in actors], timeout=START_SECONDS)), key)
+    finally:
+        for one in actors:
+            ray.kill(one)
+
+
+def check_room(what: str, n: int, each: Resources, seconds: float) -> None:
+    """Reserve what these actors take, and release it: what cannot be reserved in time is an error."""
+    bundle = {"CPU": each.cpus, "GPU": each.gpus} if each.gpus else {"CPU": each.cpus}
+    group = placement_group([bundle] * n)
     try:
         if group.wait(seconds):
             return
         nodes = ", ".join(str(_resources(node["Resources"])) for node in ray.nodes() if node["Alive"])
         raise ClusterError(
-            f"{n_replicas} x {taken} are needed, each on one node, and were not free within {seconds:g} seconds; the "
-            f"nodes have {nodes}, of which {_resources(ray.available_resources())} are free: add nodes, end what takes "
-            "them, or lower --replicas or --threads"
+            f"{what} need {n} x {each}, each on one node, which were not free within {seconds:g} seconds; the nodes "
+            f"have {nodes}, of which {_resources(ray.available_resources())} are free: add nodes, end what takes them, "
+            f"or ask for fewer {what} or --threads"
         )
     finally:
         remove_placement_group(group)
@@ -111,8 +132,8 @@ def _resources(resources: dict[str, float]) -> Resources:
     return Resources(cpus=int(resources.get("CPU", 0)), gpus=int(resources.get("GPU", 0)))
 
 
-def start(settings: ReplicaSettings, cluster: ClusterSettings, entrance: Entrance, port: int) -> None:
-    """Start proxies and replicas. Returns before they run."""
+def start(app: Any, settings: ReplicaSettings, entrance: Entrance, port: int) -> None:
+    """Start proxies and an application. Returns before they run."""
     files = {"ssl_keyfile": entrance.ssl_keyfile, "ssl_certfile": entrance.ssl_certfile}
     serve.start(
         proxy_location="EveryNode" if entrance.every_node else "HeadOnly",
@@ -124,8 +145,7 @@ def start(settings: ReplicaSettings, cluster: ClusterSettings, entrance: Entranc
         },
         logging_config={"log_level": "DEBUG" if settings.log_level == "debug" else "WARNING"},
     )
-    target = RunTarget(application(settings, cluster), name=NAME, route_prefix="/")
-    serve.run_many([target], wait_for_applications_running=False)
+    serve.run_many([RunTarget(app, name=NAME, route_prefix="/")], wait_for_applications_running=False)
 
 
 def wait_until_running(is_told: threading.Event) -> bool:

@@ -6,12 +6,14 @@ Its draft and its ranks are processes that the engine starts itself, as everywhe
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
 from saguaro.cluster.args import ReplicaSettings
+from saguaro.cluster.drafts import Services, in_file, served_by
 from saguaro.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -25,18 +27,22 @@ class Replica:
     """One replica. Ray Serve calls `__serve_build_asgi_app__` for the application, and `check_health` from time to
     time; a replica that is not healthy is replaced."""
 
-    def __init__(self, settings: ReplicaSettings, device: str) -> None:
+    def __init__(self, settings: ReplicaSettings, device: str, services: Services | None) -> None:
         from saguaro.llm import LLM  # not above: what deploys replicas needs no torch
         from saguaro.serve.build import build_server
 
         logging.basicConfig(
             level=settings.log_level.upper(), stream=sys.stderr, format="%(levelname)s:     %(message)s"
         )
+        self._context: Any = serve.get_replica_context()
         engine = replace(settings.engine, device=device)
-        llm = LLM(**asdict(settings.which), **asdict(engine), generation_config=settings.generation_config)
+        with ExitStack() as stack:
+            if services is not None:
+                address = services.addresses[self._context.rank.rank % len(services.addresses)]
+                engine = served_by(engine, address, stack.enter_context(in_file(services.key)))
+            llm = LLM(**asdict(settings.which), **asdict(engine), generation_config=settings.generation_config)
         self._service, self._app = build_server(llm, settings.server)
         self._service.read_metrics = self._metrics_of_all
-        self._context: Any = serve.get_replica_context()
 
     def __serve_build_asgi_app__(self) -> "FastAPI":
         return self._app

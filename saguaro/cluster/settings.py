@@ -21,7 +21,15 @@ class ClusterSettings:
     """With a range of replicas: requests per replica at which another one is started; None: half of
     --max-num-seqs."""
 
+    draft_services: int = 0
+    """Draft services that replicas share, each an actor with the draft model; 0: every replica has a draft of its
+    own."""
+
     def __post_init__(self) -> None:
+        if not 0 <= self.draft_services <= MAX_REPLICAS:
+            raise ConfigError(
+                f"draft_services is {self.draft_services}; it must be between 0 (none) and {MAX_REPLICAS}"
+            )
         if not 1 <= self.least <= self.most <= MAX_REPLICAS:
             raise ConfigError(
                 f"replicas is {self.replicas!r}; it must be a number from 1 to {MAX_REPLICAS}, or a range such as 1-4"

@@ -92,7 +92,7 @@ def ask(served: Served, session: str | None = None) -> str:
 def test_what_no_node_has_room_for_is_told_in_one_line(flags: list[str]) -> None:
     done = run(*flags, "--threads", "2", "--ray-wait", "1")
     assert done.returncode == 2
-    assert "saguaro: 1 x 2 CPUs are needed, each on one node, and were not free within 1 seconds; " in done.stderr
+    assert "saguaro: replicas need 1 x 2 CPUs, each on one node, which were not free within 1 seconds; " in done.stderr
     assert "the nodes have 1 CPU, 1 CPU, of which 2 CPUs are free" in done.stderr
 
 

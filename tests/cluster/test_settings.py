@@ -4,18 +4,20 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from saguaro.cli.commands import Serve
+from saguaro.cli.commands import Draft, Serve
 from saguaro.cli.main import parse
 from saguaro.cli.served import check_proxied
 from saguaro.cluster.args import ClusterArgs, ReplicaSettings, names
+from saguaro.cluster.drafts import served_by, service_flags, service_resources
 from saguaro.cluster.entrance import check_reachable
 from saguaro.cluster.settings import ClusterSettings, Resources, device_of, resources_of
-from saguaro.config import EngineConfig
+from saguaro.config import EngineConfig, ModelSource
 from saguaro.errors import ClusterError, ConfigError
 from tests.cli.here import Here
 
@@ -46,6 +48,7 @@ def test_every_key_belongs_to_one_settings_class() -> None:
         ({"%": 3}, "unknown key '%'; it must be a flag of `saguaro serve`, with underscores"),
         ({"lookahead": 99}, "lookahead is 99; it must be between 1 and 64"),
         ({"replicas": "4-1"}, "replicas is '4-1'; it must be a number from 1 to 1000, or a range such as 1-4"),
+        ({"draft_services": -1}, "draft_services is -1; it must be between 0 .none. and 1000"),
         ({"replicas": 0}, "replicas is '0'"),
         ({"replicas": "1-4", "target_requests": 0}, "target_requests is 0.0; it must be more than 0"),
         ({"replicas": "2", "target_requests": 3}, "target_requests is 3 and replicas '2'; it is for a range"),
@@ -79,6 +82,37 @@ def test_an_error_does_not_show_a_key() -> None:
 def test_what_a_replica_takes(engine: EngineConfig, has_gpus: bool, taken: Resources) -> None:
     assert resources_of(engine, has_gpus) == taken
     assert device_of(engine, has_gpus) == ("cuda" if taken.gpus and engine.device != "cpu" else "cpu")
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (EngineConfig(), "draft_services are for a draft model, and draft is None; name one"),
+        (EngineConfig(draft="suffix"), "draft_services are for a draft model, and draft is 'suffix'; name one"),
+        (
+            EngineConfig(draft="tcp://box:7117"),
+            "draft is 'tcp://box:7117', a service already; leave draft_services out",
+        ),
+        (EngineConfig(draft="drop:1", link="process"), "link is 'process', and the draft is 'tcp://"),
+    ],
+)
+def test_what_no_draft_service_can_serve(engine: EngineConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        service_flags(ModelSource(model="/m"), engine, 2, has_gpus=False)
+
+
+def test_a_draft_service_has_the_settings_of_the_draft() -> None:
+    engine = EngineConfig(draft="suffix+drop:1", draft_threads=3, draft_device="cuda", dtype="float32")
+    flags = service_flags(ModelSource(model="/m"), engine, 20, has_gpus=False)
+    command = parse(["draft", *flags])
+    assert isinstance(command, Draft)
+    assert (command.model, command.target, command.threads, command.device) == ("drop:1", "/m", 3, "cuda")
+    assert (command.max_sessions, command.max_rows, command.dtype) == (20, 64, "float32")
+    assert service_resources(engine, has_gpus=False) == Resources(cpus=3, gpus=1)
+    own = served_by(engine, "10.0.0.2:7000", Path("key"))
+    assert (own.draft, own.draft_key_file, own.draft_threads) == ("suffix+tcp://10.0.0.2:7000", "key", None)
+    of_default = service_flags(ModelSource(), EngineConfig(), 1, has_gpus=True)
+    assert (of_default[0], of_default[-2:]) == ("--max-sessions", ["--device", "cuda"])
 
 
 def test_what_ray_decides_is_not_given() -> None:
