@@ -24,6 +24,7 @@ try:
     from ray import serve
     from ray.exceptions import RayError
     from ray.serve.api import RunTarget
+    from ray.serve.exceptions import RayServeException
     from ray.util.placement_group import placement_group, remove_placement_group
 except ModuleNotFoundError as e:
     raise ConfigError(f"--ray needs the package {e.name}, which is not installed: install saguaro-llm[ray]") from e
@@ -53,8 +54,8 @@ def serve_on_ray(settings: ReplicaSettings, cluster: ClusterSettings, entrance: 
                 if wait_until_running(is_told):
                     handle = serve.get_app_handle(NAME)
                     name, method = handle.broadcast("about").results()[0]
-                    place_ = f"{cluster.replicas} x {taken}, on {entrance.url(port)}"
-                    print(f"saguaro: serving {name} with {method}, {place_}", file=sys.stderr)
+                    where = f"{cluster.replicas} x {taken}, on {entrance.url(port)}"
+                    print(f"saguaro: serving {name} with {method}, {where}", file=sys.stderr)
                     watch(is_told)
                     drain(handle, settings.server.limits.drain_seconds)
             finally:
@@ -87,7 +88,7 @@ def connected(address: str | None) -> Iterator[None]:
         ) from e
     try:
         yield
-    except RayError as e:
+    except (RayError, RayServeException) as e:
         raise ClusterError(f"the Ray cluster has failed: {reason_of(str(e))}") from e
     finally:
         ray.shutdown()
@@ -161,10 +162,15 @@ def wait_until_running(is_told: threading.Event) -> bool:
 
 
 def watch(is_told: threading.Event) -> None:
-    """Return after a signal. Raises if the application is gone."""
+    """Return after a signal. Says when the application's state changes; raises if it is gone."""
+    state = "RUNNING"
     while not is_told.wait(WATCH_SECONDS):
-        if NAME not in serve.status().applications:
+        found = serve.status().applications.get(NAME)
+        if found is None:
             raise ClusterError("the application was deleted from the cluster by another command")
+        if found.status != state:
+            state = found.status
+            print(f"saguaro: the replicas are {state.value} now", file=sys.stderr)
 
 
 def drain(handle: Any, seconds: float) -> None:
