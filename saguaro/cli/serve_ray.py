@@ -7,13 +7,14 @@ from saguaro.cli import commands
 from saguaro.cli.served import check_proxied, settings_of
 from saguaro.cluster.args import ReplicaSettings
 from saguaro.cluster.entrance import Entrance
-from saguaro.cluster.launch import serve_on_ray
 from saguaro.config import ModelSource
 from saguaro.serve.address import check_certificate
 
 
 def serve_ray(command: commands.Serve) -> int:
     """Serve with replicas in a Ray cluster until a signal ends them."""
+    from saguaro.cluster.launch import serve_on_ray  # needs ray
+
     server = settings_of(command)
     check_proxied(command)
     check_certificate(command.ssl_certfile, command.ssl_keyfile)
