@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from saguaro.cluster.settings import Resources, device_of
 from saguaro.config import SERVICE, SUFFIX, EngineConfig, ModelSource
 from saguaro.errors import ConfigError, DraftError
 
+PAUSE_SECONDS = 5.0  # before a service that could not be started again is tried once more
 N_TAIL = 2000  # characters of its log that are told if it cannot start
 _SERVING = re.compile(r"^saguaro: serving the draft .* on tcp://(\S+)$", re.MULTILINE)
 
@@ -60,13 +62,19 @@ class DraftService:
                 if found:
                     threading.Thread(target=_read_on, args=(process,), daemon=True).start()
                     return process, found[1]
-        raise DraftError(f"the draft service has ended before it served: {(said.strip().splitlines() or ['?'])[-1]}")
+        process.wait()
+        why = (said.strip().splitlines() or ["it does not say why"])[-1].removeprefix("saguaro: ")
+        raise DraftError(f"a draft service cannot start: {why}")
 
     def _keep(self) -> None:
-        """Start it again whenever it ends. If it cannot start, the actor's thread ends, and its log says why."""
+        """Start it again whenever it ends."""
         while True:
             self._process.wait()
-            self._process, self._address = self._start(self._address)
+            try:
+                self._process, self._address = self._start(self._address)
+            except DraftError as e:
+                print(f"{e}; it is tried again", file=sys.stderr)
+                time.sleep(PAUSE_SECONDS)
 
 
 def _read_on(process: "subprocess.Popen[str]") -> None:

@@ -106,7 +106,11 @@ def draft_services(settings: ReplicaSettings, cluster: ClusterSettings, seconds:
     kind = ray.remote(DraftService).options(num_cpus=taken.cpus, num_gpus=taken.gpus)
     actors = [kind.remote(flags, key) for _ in range(cluster.draft_services)]
     try:
-        yield Services(tuple(ray.get([one.address.remote() for one in actors], timeout=START_SECONDS)), key)
+        try:
+            addresses = ray.get([one.address.remote() for one in actors], timeout=START_SECONDS)
+        except RayError as e:
+            raise ClusterError(reason_of(str(e))) from e
+        yield Services(tuple(addresses), key)
     finally:
         for one in actors:
             ray.kill(one)
