@@ -35,10 +35,11 @@ from bench.attack import finish, start_attack
 from saguaro import LLM
 from saguaro.link.apart import Apart
 from saguaro.model.tiny import write_tiny
+from saguaro.serve.address import bind
 from saguaro.serve.http.app import create_app
 from saguaro.serve.http.limits import ServerLimits
 from saguaro.serve.http.service import Service
-from saguaro.serve.server import Server, bind, uvicorn_config
+from saguaro.serve.server import Server, uvicorn_config
 
 FORMS: list[tuple[dict[str, Any], str]] = [  # constraint, and a pattern that the whole text must match
     ({"regex": "(yes|no), [a-z]{3,8}\\."}, r"(yes|no), [a-z]{3,8}\."),

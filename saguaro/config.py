@@ -10,6 +10,7 @@ import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from saguaro.errors import ConfigError, short
@@ -86,6 +87,22 @@ class Structured:
         """
         value = getattr(self, self.kind)
         return value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """Which model."""
+
+    model: str | None = None
+    """A folder, a .gguf file or a Hub id; without it, SmolLM2-135M-Instruct."""
+    tokenizer: str | None = None
+    """A folder with another tokenizer than the model's."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id."""
+    cache_dir: Path | None = None
+    """Where the default model is kept."""
+    chat_template: str | None = None
+    """A jinja2 chat template, or the name of its file, in place of the model's."""
 
 
 @dataclass(frozen=True, kw_only=True)

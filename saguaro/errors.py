@@ -11,6 +11,7 @@
     ├── CapacityError       the KV memory is too small
     ├── DraftError          a draft that could not be started
     ├── RankError           a process of a divided target could not be started, or ended
+    ├── ClusterError        a Ray cluster that cannot be reached, has no room, or cannot start replicas
     ├── CorpusError         texts to distil from that cannot be read or written
     ├── PeerError           another server that cannot be reached, or refuses or breaks off a request
     ├── DatasetError        prompts of a public set that could not be fetched, or are not what they should be
@@ -87,6 +88,10 @@ class DraftError(SaguaroError):
 
 class RankError(SaguaroError):
     """A process of a divided target could not be started, or ended. The engine cannot continue."""
+
+
+class ClusterError(SaguaroError):
+    """A Ray cluster that cannot be reached, has no room, or cannot start replicas."""
 
 
 class CorpusError(SaguaroError):

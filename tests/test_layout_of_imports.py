@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent / "saguaro"
 ORDER = [
     *("errors", "method", "config", "rng", "types", "algo", "model", "kernels"),
     *("device", "kv", "attention", "runner", "target", "draft", "round", "methods", "link", "parallel"),
-    *("engine", "llm", "client", "measure", "distill", "serve", "report", "cli"),
+    *("engine", "llm", "client", "measure", "distill", "serve", "report", "cluster", "cli"),
 ]
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.name not in ("__init__.py", "__main__.py"))
 

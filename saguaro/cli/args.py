@@ -1,13 +1,14 @@
-"""Groups of flags: the fields of EngineConfig, SamplingParams, Recipe and the server's limits."""
+"""Groups of flags: the fields of ModelSource, EngineConfig, SamplingParams, Recipe and the server's limits."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from saguaro.config import EngineConfig, SamplingParams, Structured
+from saguaro.cluster.settings import ClusterSettings
+from saguaro.config import EngineConfig, ModelSource, SamplingParams, Structured
 from saguaro.distill.recipe import Recipe
 from saguaro.errors import ConfigError
 from saguaro.method import METHODS
@@ -35,20 +36,8 @@ LENGTH = PrimitiveConstructorSpec[int | None](
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelArgs:
+class ModelArgs(ModelSource):
     """Which model."""
-
-    model: str | None = None
-    """A folder, a .gguf file or a Hub id; without it, SmolLM2-135M-Instruct."""
-    tokenizer: str | None = None
-    """A folder with another tokenizer than the model's."""
-    revision: str | None = None
-    """Branch, tag or commit of a Hub id."""
-    cache_dir: Path | None = None
-    """Where the default model is kept."""
-    chat_template: str | None = None
-    """A jinja2 chat template, or the name of its file, in place of the model's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,3 +148,32 @@ class ParserArgs(Parsers):
     def parsers(self) -> Parsers:
         """Build the checked parsers."""
         return Parsers(**asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayArgs(ClusterSettings):
+    """How a Ray cluster serves; needs the extra `ray`."""
+
+    ray: bool = False
+    """Serve with replicas in a Ray cluster."""
+    ray_address: str | None = None
+    """HOST:PORT of the cluster; auto: the one that runs on this machine; local: one of its own. Without it, that of
+    RAY_ADDRESS, else the one that runs on this machine, else one of its own."""
+    ray_every_node: bool = False
+    """Listen on every node that has a replica, for a load balancer; else on the head node alone."""
+    ray_wait: float = 10.0
+    """Seconds that the cluster may take to have room for the replicas, as one that adds nodes does."""
+
+    def __post_init__(self) -> None:
+        """No checks here: cluster() checks, so that errors are the same everywhere."""
+
+    def cluster(self) -> ClusterSettings:
+        """Build the checked settings."""
+        for one in fields(self):
+            if not self.ray and getattr(self, one.name) != one.default:
+                raise ConfigError(
+                    f"--{one.name.replace('_', '-')} is {getattr(self, one.name)}; it is for --ray: add it"
+                )
+        if not 0 < self.ray_wait <= 86400:
+            raise ConfigError(f"ray_wait is {self.ray_wait}; it must be more than 0 and at most 86400 seconds")
+        return ClusterSettings(**{one.name: getattr(self, one.name) for one in fields(ClusterSettings)})

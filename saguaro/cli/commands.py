@@ -14,6 +14,7 @@ from saguaro.cli.args import (
     LimitArgs,
     ModelArgs,
     ParserArgs,
+    RayArgs,
     RecipeArgs,
     Repeatable,
     SamplingArgs,
@@ -291,6 +292,7 @@ class Serve:
     parsers: Flat[ParserArgs] = field(default_factory=ParserArgs)
     limits: Flat[LimitArgs] = field(default_factory=LimitArgs)
     engine: Flat[ServedEngineArgs] = field(default_factory=ServedEngineArgs)
+    ray: Flat[RayArgs] = field(default_factory=RayArgs)
 
     @property
     def which(self) -> ModelArgs:
@@ -369,6 +371,8 @@ def check(command: AnyCommand) -> None:
                 part.limits()
             case ParserArgs():
                 part.parsers()
+            case RayArgs():
+                part.cluster()
 
 
 def load(which: ModelArgs, engine: EngineArgs, *, is_logged: bool = False, **more: Any) -> "LLM":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import tyro
 
+from saguaro.cli.args import RayArgs
 from saguaro.cli.commands import (
     AnyCommand,
     Bench,
@@ -103,6 +104,10 @@ def run(command: AnyCommand) -> int:
             from saguaro.cli.chat_url import chat_url
 
             status = chat_url(command)
+        case Serve(ray=RayArgs(ray=True)):
+            from saguaro.cli.serve_ray import serve_ray
+
+            status = serve_ray(command)
         case Serve():
             from saguaro.cli.serve import serve
 

@@ -4,7 +4,7 @@ Rounds are counted once, by measure.metrics.Summary, and read on every scrape. T
 as they happen. Each server has its own registry.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -75,6 +75,13 @@ class Metrics:
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
         return generate_latest(self.registry)
+
+    def labelled(self, engine: str) -> list[Metric]:
+        """All metrics as plain values, with this value of the label `engine` on each."""
+        families = list(self.registry.collect())
+        for family in families:
+            family.samples = [one._replace(labels={**one.labels, "engine": engine}) for one in family.samples]
+        return families
 
     def joined(self, n_prompt: int) -> None:
         """A prompt with this many tokens was queued."""
@@ -173,6 +180,32 @@ class RoundCollector(Collector):
         for of, value in values.items():
             family.add_metric([*self._names.values(), of], value)
         return family
+
+
+class Merged(Collector):
+    """The metrics of several engines, with one header for those of the same name."""
+
+    def __init__(self, engines: Iterable[Sequence[Metric]]) -> None:
+        self._families: dict[str, Metric] = {}
+        for families in engines:
+            for family in families:
+                known = self._families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+
+    def describe(self) -> list[Metric]:
+        """Nothing to describe in advance."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics."""
+        yield from self._families.values()
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus's text format."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
 
 
 def _hits(rates: Mapping[str, Rate]) -> dict[str, float]:

@@ -4,10 +4,8 @@ import asyncio
 import logging
 import signal
 import socket
-import ssl
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,15 +13,14 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 
-from saguaro.errors import ConfigError, Unavailable
 from saguaro.serve.front import JOIN_SECONDS
 from saguaro.serve.http.connection import Connection
 from saguaro.serve.http.listener import Listener, find_room
 from saguaro.serve.http.service import Service
+from saguaro.serve.settings import SPARE_SECONDS
 
 log = logging.getLogger(__name__)
 
-SPARE_SECONDS = 5  # after draining: for responses to be sent
 LAST_SECONDS = JOIN_SECONDS + 5.0  # after that: for the engine to end
 
 
@@ -83,13 +80,7 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         """Finish open requests while the listeners still answer; then let uvicorn close everything."""
-        front, seconds = self._service.front, self._service.limits.drain_seconds
-        front.drain()
-        try:
-            async with asyncio.timeout(seconds):
-                await front.idle()
-        except TimeoutError:
-            front.end(Unavailable(f"the server is ending, and the request was not done after {seconds:g} seconds more"))
+        await self._service.drain()
         self.should_exit = True
 
 
@@ -109,35 +100,3 @@ def uvicorn_config(
         forwarded_allow_ips=forwarded_allow_ips,
         **more,
     )
-
-
-def check_certificate(certfile: Path | None, keyfile: Path | None) -> None:
-    """Refuse an unusable certificate, before the model is loaded."""
-    if certfile is None:
-        if keyfile is not None:
-            raise ConfigError(f"--ssl-keyfile is {keyfile} and there is no --ssl-certfile; give both")
-        return
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(certfile, keyfile, password="")  # refuses an encrypted key instead of asking
-    except (OSError, ValueError) as e:
-        files = " and ".join(str(file) for file in (certfile, keyfile) if file is not None)
-        why = e.strerror if isinstance(e, OSError) else e
-        raise ConfigError(
-            f"{files}: no certificate and private key that belong together ({why}); give PEM files, the key without a "
-            "password"
-        ) from e
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Bind a socket before the model is loaded. It does not listen yet."""
-    if not 0 <= port < 2**16:
-        raise ConfigError(f"port is {port}; it must be between 0 (any that is free) and 65535")
-    place = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind((host, port))
-    except OSError as e:
-        place.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}; choose another --host or --port") from e
-    return place

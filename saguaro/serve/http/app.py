@@ -151,7 +151,7 @@ def _state_routes(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Figures for Prometheus."""
-        return Response(service.metrics.text(), media_type=service.metrics.content_type)
+        return Response(await service.read_metrics(), media_type=service.metrics.content_type)
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:

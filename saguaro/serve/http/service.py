@@ -1,8 +1,9 @@
 """The shared parts of all endpoints: the engine's front, names, limits, and tokenization in separate threads."""
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel
 
 from saguaro.config import SamplingParams
 from saguaro.engine.engine import Engine
-from saguaro.errors import ConfigError, PromptTooLong, TimedOut
+from saguaro.errors import ConfigError, PromptTooLong, TimedOut, Unavailable
 from saguaro.serve.front import Front
 from saguaro.serve.http.body import SMALL, read_body
 from saguaro.serve.http.errors import APIError
@@ -42,6 +43,7 @@ class Service:
         self.engine, self.names, self.limits, self.defaults = engine, tuple(names), limits, dict(defaults or {})
         self._parsers = parsers or Parsers()
         self.metrics = Metrics(engine, self.names[0])
+        self.read_metrics: Callable[[], Awaitable[bytes]] = self._own_metrics  # a cluster reads those of all replicas
         self.front = Front(engine, max_waiting=limits.max_waiting, watcher=self.metrics)
         self.created = int(time.time())
         self.max_model_len = engine.kv.longest
@@ -71,6 +73,17 @@ class Service:
         self.templates.start()
         with contextlib.suppress(ConfigError):  # unsupported grammars are reported per request
             self.grammars.warm()
+
+    async def drain(self) -> None:
+        """Refuse new requests, wait for the open ones, and end those that take too long."""
+        seconds = self.limits.drain_seconds
+        self.front.drain()
+        try:
+            async with asyncio.timeout(seconds):
+                await self.front.idle()
+        except TimeoutError:
+            error = f"the server is ending, and the request was not done after {seconds:g} seconds more"
+            self.front.end(Unavailable(error))
 
     async def close(self) -> None:
         """Shut down all parts."""
@@ -132,3 +145,6 @@ class Service:
             raise PromptTooLong(
                 f"the prompt has {len(prompt)} characters, at most {most} can fit ({limit}); shorten it"
             )
+
+    async def _own_metrics(self) -> bytes:
+        return self.metrics.text()

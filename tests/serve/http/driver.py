@@ -15,11 +15,12 @@ from httpx import Response
 
 from saguaro import LLM
 from saguaro.engine.results import Delta
+from saguaro.serve.address import bind
 from saguaro.serve.front import Front
 from saguaro.serve.http.app import create_app
 from saguaro.serve.http.limits import ServerLimits
 from saguaro.serve.http.service import Service
-from saguaro.serve.server import Server, bind, uvicorn_config
+from saguaro.serve.server import Server, uvicorn_config
 from saguaro.serve.tools.parsers import Parsers
 
 NAME = "tiny"

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from saguaro.errors import ConfigError
-from saguaro.serve.server import check_certificate
+from saguaro.serve.address import check_certificate
 from tests.serve.http.test_command import serving
 
 TLS = Path(__file__).parent / "tls"  # for 127.0.0.1, signed by its own key, good for a hundred years
