@@ -7,6 +7,10 @@
 #
 #   make docs           install with docs extras, build, check every link
 #
+# One runs the tests of clusters, which need a large extra:
+#
+#   make test-ray       install with the ray extra, start clusters of two nodes on this machine
+#
 # And one for machines with few cores, where ssd would not prepare by itself:
 #
 #   make demo-prepare   the same with the next speculations prepared on a core of its own: hits, and what they cost
@@ -20,7 +24,7 @@ PROMPT ?= A shop sells pens at 3 dollars each and notebooks at 7 dollars. How mu
 
 N_MUTANTS ?= 300
 
-.PHONY: demo demo-prepare test docs mutants clean
+.PHONY: demo demo-prepare test test-ray docs mutants clean
 
 demo: $(VENV)/.installed
 	$(BIN)/saguaro compare --prompt "$(PROMPT)" --methods sd,ssd --temperature 0 --max-tokens 128
@@ -36,6 +40,10 @@ test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto --dist loadfile
+
+test-ray: export PYTHONDONTWRITEBYTECODE =
+test-ray: $(VENV)/.installed-ray
+	$(BIN)/pytest tests/cluster
 
 # Nothing is fetched while the site is built, and the built pages load nothing from other hosts.
 docs: $(VENV)/.installed-docs
@@ -57,6 +65,11 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	@echo "installing Saguaro and its test tools into $(VENV)"
 	$(PIP) -e '.[test]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-ray: pyproject.toml | $(BIN)/python
+	@echo "installing Saguaro, its test tools and Ray into $(VENV)"
+	$(PIP) -e '.[test,ray]'
+	@touch $@ $(VENV)/.installed-test $(VENV)/.installed
 
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
 	@echo "installing Saguaro and what builds its documentation into $(VENV)"
