@@ -14,6 +14,7 @@ import os
 import queue
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from saguaro.measure.prompts import read_prompts
 
 OURS, THEIRS = "saguaro-target", "saguaro-draft"  # network namespaces
 PORT, RELAY_PORT = 7117, 7118
+AFTER_S = 20.0  # seconds that the target decodes on after the link is up again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ class Remote:
     threads: int = 1
     """CPU threads of target and service each."""
     cut: float = 0.0
-    """Seconds for which the link is down while the first method decodes; 0: it is not cut."""
+    """Seconds for which the link is down while the target decodes; 0: it is not cut."""
     json: Path | None = None
     """Write the results to this file."""
     at: str | None = None
@@ -92,6 +94,7 @@ def main() -> None:
     if command.at is not None:
         _target(command, command.at)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the namespaces are removed
     rows: list[Row] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -280,65 +283,66 @@ def _measure(command: Remote, delay: float, address: str, key: Path, is_apart: b
 
 
 def _target(command: Remote, at: str) -> None:
-    """The target's process: `ar`, then every method, each once to warm up."""
+    """The target's process: `ar` and every method in turn, prompt by prompt, after two prompts to warm up."""
     params = SamplingParams(temperature=command.temperature, max_tokens=command.max_tokens, seed=0, ignore_eos=True)
-    with LLM(command.model, method="ar", device="cpu", threads=command.threads, learnt_dir="none") as plain:
+    with ExitStack() as stack:
+        settings: dict[str, Any] = {"device": "cpu", "threads": command.threads, "learnt_dir": "none"}
+        plain = stack.enter_context(LLM(command.model, method="ar", **settings))
         prompts = encoder(read_prompts((), command.num_prompts), True)(plain.engine.tokenizer)
-        settings: dict[str, Any] = {"draft": f"tcp://{at}", "draft_key_file": command.key_file}
-        settings["lookahead"] = command.lookahead
-        expected = _tell(_run(command, plain, "ar", prompts, params, None))
+        every = {"ar": Candidate(plain)}
         for method in command.methods.split(","):
-            with plain.sibling(method=method, **settings) as llm:
-                _generate(llm, prompts[:2], params)
-                if command.cut:
-                    print("decoding", flush=True)
-                _tell(_run(command, llm, method, prompts, params, expected))
+            own = {"draft": f"tcp://{at}", "draft_key_file": command.key_file, "lookahead": command.lookahead}
+            every[method] = Candidate(stack.enter_context(plain.sibling(method=method, **own)))
+        for one in every.values():
+            one.run(prompts[:2], params)
+            one.begin()
+        began = time.perf_counter()
+        if command.cut:
+            print("decoding", flush=True)
+        while True:
+            for prompt in prompts:
+                for one in every.values():
+                    one.run([prompt], params)
+            if not command.cut or time.perf_counter() - began > command.cut + AFTER_S:
+                break
+        for name, one in every.items():
+            print(json.dumps(asdict(one.row(command.delays[0], name, every["ar"].tokens))), flush=True)
 
 
-Tokens = list[list[int]]
+class Candidate:
+    """An engine, and what it has done."""
 
+    def __init__(self, llm: LLM) -> None:
+        self._llm, self.tokens, self._seconds = llm, list[list[int]](), 0.0
+        self._summary = Summary()
 
-def _run(
-    command: Remote,
-    llm: LLM,
-    method: str,
-    prompts: Sequence[list[int]],
-    params: SamplingParams,
-    expected: Tokens | None,
-) -> tuple[Row, Tokens]:
-    summary, link = Summary(), llm.engine.round.draft
-    llm.engine.round.observers.append(summary.add)
-    began = time.perf_counter()
-    found = _generate(llm, prompts, params)
-    while command.cut and expected is not None and time.perf_counter() - began < command.cut + 8:
-        found = _generate(llm, prompts, params)
-        if found != expected:
-            break
-    seconds = time.perf_counter() - began
-    n, is_apart = max(1, summary.n_rounds), isinstance(link, Apart)
-    row = Row(
-        delay_ms=command.delays[0],
-        method=method,
-        tok_s=summary.n_tokens / seconds,
-        tokens_per_round=summary.tokens_per_round or 0.0,
-        hit_rate=summary.hit_rate,
-        wait_ms=1e3 * summary.wait_s / n,
-        round_ms=1e3 * (summary.wait_s + summary.verify_s + summary.overlap_s + summary.rest_s) / n,
-        n_late=link.n_late if is_apart else 0,  # type: ignore[attr-defined]
-        n_lost=link.n_deaths if is_apart else 0,  # type: ignore[attr-defined]
-        is_same=expected is None or found == expected,
-    )
-    return row, found
+    def begin(self) -> None:
+        """Forget what was done to warm up."""
+        self.tokens, self._seconds = [], 0.0
+        self._llm.engine.round.observers.append(self._summary.add)
 
+    def run(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
+        """One after the other."""
+        began = time.perf_counter()
+        self.tokens += [self._llm.generate([prompt], params)[0].token_ids for prompt in prompts]
+        self._seconds += time.perf_counter() - began
 
-def _generate(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams) -> Tokens:
-    """One after the other."""
-    return [llm.generate([prompt], params)[0].token_ids for prompt in prompts]
-
-
-def _tell(done: tuple[Row, Tokens]) -> Tokens:
-    print(json.dumps(asdict(done[0])), flush=True)
-    return done[1]
+    def row(self, delay_ms: float, method: str, expected: Sequence[list[int]]) -> Row:
+        """The figures. expected: the tokens of ar."""
+        summary, link = self._summary, self._llm.engine.round.draft
+        n = max(1, summary.n_rounds)
+        return Row(
+            delay_ms=delay_ms,
+            method=method,
+            tok_s=summary.n_tokens / self._seconds,
+            tokens_per_round=summary.tokens_per_round or 0.0,
+            hit_rate=summary.hit_rate,
+            wait_ms=1e3 * summary.wait_s / n,
+            round_ms=1e3 * (summary.wait_s + summary.verify_s + summary.overlap_s + summary.rest_s) / n,
+            n_late=link.n_late if isinstance(link, Apart) else 0,
+            n_lost=link.n_deaths if isinstance(link, Apart) else 0,
+            is_same=self.tokens == expected,
+        )
 
 
 if __name__ == "__main__":
