@@ -34,9 +34,25 @@ def kl(taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [n]
     >>> kl(Lesson(half, torch.tensor([0])), torch.tensor([[0.5, 0.5]]).log())
     tensor([0.])
     """
-    p = taught.log_p.exp()
     log_mass = taught.log_p.logsumexp(1, keepdim=True)
-    return (p * (taught.log_p - log_mass - log_q)).sum(1)
+    return (taught.log_p.exp() * (taught.log_p - log_mass - log_q)).sum(1)
+
+
+def kl_within(taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [n]
+    """KL(p', q) without that weight. Its gradient is that of the cross entropy of q against p'.
+
+    >>> half = torch.tensor([[0.25, 0.25]]).log()
+    >>> round(float(kl_within(Lesson(half, torch.tensor([0])), torch.tensor([[0.75, 0.25]]).log())), 4)
+    0.1438
+    """
+    log_p = taught.log_p.log_softmax(1)
+    return (log_p.exp() * (log_p - log_q)).sum(1)
+
+
+def chosen(name: str, divergence: Tensor, accepted: Tensor, tv_weight: float) -> Tensor:  # [n], [n] -> [n]
+    """The loss of this name (recipe.LOSSES)."""
+    tv = 1 - accepted
+    return {"kl": divergence, "tv": tv, "kl+tv": divergence + tv_weight * tv}[name]
 
 
 def acceptance(taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [n]

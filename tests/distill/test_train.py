@@ -16,10 +16,12 @@ from saguaro.distill import loss
 from saguaro.distill.batch import Batches, collate, crop
 from saguaro.distill.checkpoint import StepReport
 from saguaro.distill.corpus import Text
+from saguaro.distill.learner import ModelLearner
 from saguaro.distill.parallel import hidden_states
 from saguaro.distill.recipe import LOSSES, Recipe
 from saguaro.distill.student import make_student, pick_layers
-from saguaro.distill.train import STAGE, train
+from saguaro.distill.train import STAGE
+from saguaro.distill.train import train as train_learner
 from saguaro.errors import ConfigError, CorruptModel, ModelError
 from saguaro.model.load import load
 from saguaro.model.tiny import EOS_ID, write_tiny
@@ -59,6 +61,10 @@ def weights_of(student: Transformer) -> dict[str, Tensor]:
     return {name: weight.detach().clone() for name, weight in student.named_parameters() if name != "embedding"}
 
 
+def train(student: Transformer, target: Transformer, texts: list[Text], recipe: Recipe, **others: Any) -> list[StepReport]:
+    return train_learner(ModelLearner(student, target, recipe), texts, **others)
+
+
 # It learns
 
 
@@ -91,7 +97,7 @@ def test_chunks_of_positions_change_nothing(
     """Head and last norm take part in many chunks, the layers in one sum of them."""
     whole, pieces = student_of(target), student_of(target)
     at_once = train(whole, target, texts, SHORT, folder=tmp_path / "whole")
-    monkeypatch.setattr("saguaro.distill.train.CHUNK", 5 * 288)
+    monkeypatch.setattr("saguaro.distill.learner.CHUNK", 5 * 288)
     in_pieces = train(pieces, target, texts, SHORT, folder=tmp_path / "pieces")
     for one, other in zip(at_once, in_pieces, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-3)
