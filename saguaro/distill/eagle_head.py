@@ -4,8 +4,8 @@ SpecForge.
     config.json          architectures LlamaForCausalLMEagle3; the sizes of its layer; the layers that it reads
     model.safetensors    fc, midlayer.*, norm, lm_head, d2t, t2d; no embedding: it is the target's
 
-Engines number layers in two ways (saguaro.model.eagle_config). Both lists are written, each where its readers look: outputs
-in eagle_config, inputs at the top.
+Engines number layers in two ways (saguaro.model.eagle_config). Both lists are written, each where its readers look:
+outputs in eagle_config, inputs at the top.
 """
 
 from collections.abc import Sequence
@@ -58,6 +58,7 @@ def make_head(target: Transformer, taps: Sequence[int], ids: Tensor, seed: int) 
     wrong = fault(ids, target.spec.n_vocab)
     if wrong is not None:
         raise ConfigError(f"the draft's head {wrong}")
+    assert target.token_map is None, "rows of the head are tokens"
     eagle = EagleSpec(
         layers=_layer_of(target.spec),
         taps=tuple(taps),
@@ -82,10 +83,13 @@ def load_head(folder: Path, target: Loaded) -> Eagle:
     if min(files.eagle.taps) < 1:
         raise ConfigError(f"start is {folder}, which reads the target's embedding as a feature; this is not written")
     own = None if files.has_embedding else model.embedding
-    head = load_eagle(files, model.device, torch.float32, None, embedding=own, head=model.head)
+    lent = None if files.has_head else model.head
+    head = load_eagle(files, model.device, torch.float32, None, embedding=own, head=lent)
     if files.has_embedding:
         if head.embedding.shape != model.embedding.shape or _differ(head.embedding, model.embedding):
-            raise ConfigError(f"start is {folder}, whose embedding is not its target's; a head with its own is not made")
+            raise ConfigError(
+                f"start is {folder}, whose embedding is not its target's; a head with its own is not made"
+            )
         del head.embedding
         head.embedding = model.embedding
     return head

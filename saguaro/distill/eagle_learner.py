@@ -1,8 +1,8 @@
 """Trains an EAGLE-3 head: several steps of drafting in a row (saguaro.distill.unroll), on features that the target
 computes again for every batch.
 
-Stored features would take 6 * D bytes per token (three layers in half precision; 24 KiB for a model of 8B), more than its
-text by a factor of thousands. The target runs anyway: the labels are its distributions, which are larger still.
+Stored features would take 6 * D bytes per token: 24 KiB for a model of 8B, 6000 times its text. The target runs anyway:
+the labels are its distributions, which are larger still.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """What is trained: a forward pass over a batch, and a loss. The gradients of any of them are accumulated here.
 
-A learner's pass ends at hidden states. Heads run forward and backward on a few positions at a time, so that logits of all
-positions are never allocated; the target's are computed once, whatever the number of steps that learn from them.
+A learner's pass ends at hidden states. Heads run forward and backward on a few positions at a time, so that logits of
+all positions are never allocated; the target's are computed once, whatever the number of steps that learn from them.
 """
 
 from collections.abc import Mapping
@@ -120,7 +120,7 @@ class Gradients:
         assert draft.token_map is not None
         log_q = draft.head_logits(ours, Parallel(1, draft.spec.softmax_scale)).log_softmax(1)
         value = (weight * self._learner.lost(taught, log_q)).sum()
-        (batch.share * value).backward()  # type: ignore[no-untyped-call]
+        (batch.share * value).backward()
         assert ours.grad is not None
         log_q = log_q.detach()
         figures = torch.stack((loss.agreement(taught, log_q, draft.token_map), loss.acceptance(taught, log_q)))

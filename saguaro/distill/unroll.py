@@ -9,8 +9,8 @@
                          sees step 0 of the places 0 .. j, and steps 1 .. k of its own place
                          is learnt from what the target says after t[j + 1 + k]
 
-Invariant: step k at place j computes what drafting computes for the k-th token after a text that ends at t[j + 1], if the
-tokens drafted before it are the text's.
+Invariant: step k at place j computes what drafting computes k steps after a text that ends at t[j + 1], if the tokens
+drafted so far are the text's.
 """
 
 import torch
@@ -93,5 +93,7 @@ class Unrolled:
         n_kv, (n_heads, n) = k.shape[1], q.shape[1:3]
         rows = q.reshape(len(q), n_kv, -1, q.shape[-1])  # [B, H_kv, groups * n, d]
         mask = self._visible[:, : len(keys) * n].repeat(n_heads // n_kv, 1)
-        out = F.scaled_dot_product_attention(rows, torch.cat(keys, 2), torch.cat(values, 2), attn_mask=mask, scale=scale)
+        out = F.scaled_dot_product_attention(
+            rows, torch.cat(keys, 2), torch.cat(values, 2), attn_mask=mask, scale=scale
+        )
         return out.reshape(q.shape)

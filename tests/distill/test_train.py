@@ -61,7 +61,9 @@ def weights_of(student: Transformer) -> dict[str, Tensor]:
     return {name: weight.detach().clone() for name, weight in student.named_parameters() if name != "embedding"}
 
 
-def train(student: Transformer, target: Transformer, texts: list[Text], recipe: Recipe, **others: Any) -> list[StepReport]:
+def train(
+    student: Transformer, target: Transformer, texts: list[Text], recipe: Recipe, **others: Any
+) -> list[StepReport]:
     return train_learner(ModelLearner(student, target, recipe), texts, **others)
 
 
