@@ -131,6 +131,36 @@ def test_steps_are_told(target: Transformer, texts: list[Text], tmp_path: Path) 
     assert seen == list(enumerate(reports))
 
 
+@pytest.mark.parametrize("lag", [1, 3, 20])
+def test_steps_that_are_reported_later_are_the_same(
+    target: Transformer, texts: list[Text], tmp_path: Path, lag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, which is ahead of the host: every step is reported, in order, and before it is saved."""
+    at_once, later = student_of(target), student_of(target)
+    expected = train(at_once, target, texts, SHORT, folder=tmp_path / "at_once")
+    monkeypatch.setattr("saguaro.distill.train.lag_on", lambda device: lag)
+    seen: list[int] = []
+
+    assert (
+        train(later, target, texts, SHORT, folder=tmp_path / "later", save_every=2, watch=lambda n, _: seen.append(n))
+        == expected
+    )
+    assert seen == list(range(SHORT.steps))
+    theirs = weights_of(later)
+    assert all(torch.equal(weight, theirs[name]) for name, weight in weights_of(at_once).items())
+
+
+def test_a_loss_that_is_no_number_is_not_saved_later_either(
+    target: Transformer, texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saguaro.distill.train.lag_on", lambda device: 1)
+    student = student_of(target)
+    student.head.matrix.data[0, 0] = math.nan
+    with pytest.raises(ConfigError, match="the loss is nan at step 1"):
+        train(student, target, texts, SHORT, folder=tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
 # The loss
 
 

@@ -158,6 +158,24 @@ def test_gradients_are_those_of_finite_differences(target: Transformer) -> None:
         )
 
 
+def test_half_targets_and_autocast(target_folder: Path, target: Transformer) -> None:
+    """As on a GPU: a target in bfloat16, a head in float32, products in bfloat16."""
+    half = load("target", target_folder, CPU, torch.bfloat16).model
+    batch = collate([Text([1, 2, 3, 4, 5, 9], 2), Text([5, 6, 7], 0)], prompt_weight=0.5)
+    exact, rounded = (make_head(one, (2, 3, 5), torch.arange(288), seed=0) for one in (target, half))
+    wanted = EagleLearner(exact, target, Recipe(unroll=3)).run(batch)
+    rounded.fc.matrix.requires_grad_(True)  # type: ignore[union-attr]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = EagleLearner(rounded, half, Recipe(unroll=3)).run(batch)
+    for ours, theirs in zip(found.ours, wanted.ours, strict=True):
+        assert ours.dtype == torch.float32
+        assert float((ours - theirs).detach().square().mean().sqrt() / theirs.std()) < 0.1
+    torch.stack(found.ours).sum().backward()
+    assert rounded.fc is not None
+    assert rounded.fc.matrix.grad is not None
+    assert rounded.fc.matrix.grad.isfinite().all()
+
+
 # What is learnt, and where
 
 
