@@ -50,8 +50,7 @@ class EagleLearner:
 
     def lost(self, taught: Lesson, log_q: Tensor) -> Tensor:
         """See Learner. Nothing is learnt where the target's first choice is a token that the head lacks."""
-        accepted = loss.acceptance(taught, log_q)
-        lost = loss.chosen(self.recipe.loss, loss.kl_within(taught, log_q), accepted, self.recipe.tv_weight)
+        lost = loss.weighed(self.recipe.loss, self.recipe.tv_weight, loss.kl_within, taught, log_q)
         return lost * self._can_say[taught.best]
 
     @torch.no_grad()

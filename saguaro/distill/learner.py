@@ -75,8 +75,7 @@ class ModelLearner:
 
     def lost(self, taught: Lesson, log_q: Tensor) -> Tensor:
         """See Learner."""
-        accepted = loss.acceptance(taught, log_q)
-        return loss.chosen(self.recipe.loss, loss.kl(taught, log_q), accepted, self.recipe.tv_weight)
+        return loss.weighed(self.recipe.loss, self.recipe.tv_weight, loss.kl, taught, log_q)
 
 
 class Gradients:
@@ -99,10 +98,12 @@ class Gradients:
             rows = slice(first, min(n, first + n_rows))
             taught = self._taught(passed.theirs[rows])
             for step, ours in enumerate(passed.ours):
-                slopes[step][rows], value, figures = self._compare(ours[rows], taught, passed.weight[step, rows], batch)
+                slopes[step][rows], value, log_q = self._compare(
+                    ours[rows], taught, passed.weight[step, rows], batch.share
+                )
                 totals[0] += value
                 if step == 0:
-                    totals[1:] += (figures * passed.judged[rows]).sum(1)
+                    totals[1:] += (self._figures(taught, log_q) * passed.judged[rows]).sum(1)
         torch.autograd.backward(passed.ours, slopes)
         return totals
 
@@ -113,15 +114,19 @@ class Gradients:
         return loss.lesson(target.logits(theirs, self._their_head), ids)
 
     def _compare(
-        self, ours: Tensor, taught: Lesson, weight: Tensor, batch: Batch
+        self, ours: Tensor, taught: Lesson, weight: Tensor, share: float
     ) -> tuple[Tensor, Tensor, Tensor]:  # [n, D], [n]
-        """The gradient [n, D] of these hidden states, the loss, and agreement and acceptance [2, n]."""
+        """The gradient [n, D] of these hidden states, the loss, and log q [n, R]."""
         draft, ours = self._learner.draft, ours.detach().requires_grad_()
-        assert draft.token_map is not None
         log_q = draft.head_logits(ours, Parallel(1, draft.spec.softmax_scale)).log_softmax(1)
         value = (weight * self._learner.lost(taught, log_q)).sum()
-        (batch.share * value).backward()
+        (share * value).backward()
         assert ours.grad is not None
-        log_q = log_q.detach()
-        figures = torch.stack((loss.agreement(taught, log_q, draft.token_map), loss.acceptance(taught, log_q)))
-        return ours.grad, value.detach(), figures
+        return ours.grad, value.detach(), log_q.detach()
+
+    @torch.no_grad()
+    def _figures(self, taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [2, n]
+        """Agreement and acceptance."""
+        ids = self._learner.draft.token_map
+        assert ids is not None
+        return torch.stack((loss.agreement(taught, log_q, ids), loss.acceptance(taught, log_q)))

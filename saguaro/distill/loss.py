@@ -4,6 +4,7 @@ p is the target's distribution over all tokens, q the draft's over the tokens of
 with probability sum(min(p, q)) (Leviathan et al., 2023).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -49,10 +50,14 @@ def kl_within(taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [n]
     return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
-def chosen(name: str, divergence: Tensor, accepted: Tensor, tv_weight: float) -> Tensor:  # [n], [n] -> [n]
-    """The loss of this name (recipe.LOSSES)."""
-    tv = 1 - accepted
-    return {"kl": divergence, "tv": tv, "kl+tv": divergence + tv_weight * tv}[name]
+def weighed(
+    name: str, tv_weight: float, divergence: Callable[[Lesson, Tensor], Tensor], taught: Lesson, log_q: Tensor
+) -> Tensor:  # [n, R] -> [n]
+    """The loss of this name (recipe.LOSSES), with this divergence as kl; no other part is computed."""
+    if name == "kl":
+        return divergence(taught, log_q)
+    tv = 1 - acceptance(taught, log_q)
+    return tv if name == "tv" else divergence(taught, log_q) + tv_weight * tv
 
 
 def acceptance(taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [n]
