@@ -20,11 +20,15 @@ from torch import Tensor
 from saguaro.distill.parallel import Parallel, causal
 from saguaro.model.eagle import Eagle
 
+BLOCK = (
+    128  # places that attend together, each to the later keys of all of them: fewer waste less, more are fewer kernels
+)
+
 
 def unroll(head: Eagle, tokens: Tensor, features: Tensor, n_steps: int) -> list[Tensor]:
     """tokens [B, L] int64, features [B, L - 1, F] -> hidden states of each step [B * (L - 1), D]."""
     n_texts, n_places = tokens.shape[0], tokens.shape[1] - 1
-    attend = Unrolled(n_places, n_steps, tokens.device)
+    attend = Unrolled()
     place = torch.arange(n_places, device=tokens.device)
     state = head.read_features(features.flatten(0, 1)).to(head.dtype)
     found: list[Tensor] = []
@@ -62,24 +66,23 @@ def places_before(at: Tensor, length: int, n_steps: int) -> tuple[Tensor, Tensor
     return row * (length - 1) + place.clamp(min=0), place >= 0
 
 
-def visible(n_places: int, n_steps: int, device: torch.device) -> Tensor:  # [n, n_steps * n] bool
-    """What each place sees at the last of these steps, of the keys of all of them, one step after the other.
+def visible(first: int, last: int, n_steps: int, device: torch.device) -> Tensor:  # [c, last + (n_steps - 1) * c] bool
+    """What the c places from `first` to before `last` see in the last of these steps: of the keys of step 0 to `last`,
+    then of the c places' own keys of each later step.
 
-    >>> visible(3, 2, torch.device("cpu")).int()
-    tensor([[1, 0, 0, 1, 0, 0],
-            [1, 1, 0, 0, 1, 0],
-            [1, 1, 1, 0, 0, 1]], dtype=torch.int32)
+    >>> visible(1, 3, 2, torch.device("cpu")).int()
+    tensor([[1, 1, 0, 1, 0],
+            [1, 1, 1, 0, 1]], dtype=torch.int32)
     """
-    every = torch.ones(n_places, n_places, dtype=torch.bool, device=device)
-    own = torch.eye(n_places, dtype=torch.bool, device=device)
-    return torch.cat((every.tril(), *([own] * (n_steps - 1))), 1)
+    before = torch.ones(last - first, last, dtype=torch.bool, device=device).tril(first)
+    own = torch.eye(last - first, dtype=torch.bool, device=device)
+    return torch.cat((before, *([own] * (n_steps - 1))), 1)
 
 
 class Unrolled:
     """Attention of the steps, in order: it keeps their keys and values. See Attend."""
 
-    def __init__(self, n_places: int, n_steps: int, device: torch.device) -> None:
-        self._visible = visible(n_places, n_steps, device)
+    def __init__(self) -> None:
         self._kept: dict[int, tuple[list[Tensor], list[Tensor]]] = {}  # by layer: keys and values of each step
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -89,11 +92,20 @@ class Unrolled:
         values.append(v)
         if len(keys) == 1:
             return causal(layer, q, k, v, scale)
-        # Query heads of a key head become rows, since masked kernels know no groups: keys are never repeated.
-        n_kv, (n_heads, n) = k.shape[1], q.shape[1:3]
-        rows = q.reshape(len(q), n_kv, -1, q.shape[-1])  # [B, H_kv, groups * n, d]
-        mask = self._visible[:, : len(keys) * n].repeat(n_heads // n_kv, 1)
-        out = F.scaled_dot_product_attention(
-            rows, torch.cat(keys, 2), torch.cat(values, 2), attn_mask=mask, scale=scale
-        )
-        return out.reshape(q.shape)
+        n = q.shape[2]
+        blocks = [(first, min(n, first + BLOCK)) for first in range(0, n, BLOCK)]
+        return torch.cat([_block(q, keys, values, first, last, scale) for first, last in blocks], 2)
+
+
+def _block(q: Tensor, keys: list[Tensor], values: list[Tensor], first: int, last: int, scale: float) -> Tensor:
+    """Attention of the places from `first` to before `last`: [B, H, c, d]."""
+
+    def seen(every: list[Tensor]) -> Tensor:  # [B, H_kv, n, d] of each step
+        return torch.cat((every[0][:, :, :last], *(later[:, :, first:last] for later in every[1:])), 2)
+
+    # Query heads of a key head become rows, since masked kernels know no groups: keys are never repeated.
+    own, n_kv = q[:, :, first:last], keys[0].shape[1]
+    rows = own.reshape(len(q), n_kv, -1, q.shape[-1])  # [B, H_kv, groups * c, d]
+    mask = visible(first, last, len(keys), q.device).repeat(q.shape[1] // n_kv, 1)
+    out = F.scaled_dot_product_attention(rows, seen(keys), seen(values), attn_mask=mask, scale=scale)
+    return out.reshape(own.shape)

@@ -67,12 +67,20 @@ def in_float64(head: Eagle) -> Eagle:
     return twin
 
 
+@pytest.mark.parametrize("block", [4, 128])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @torch.no_grad()
 def test_every_step_at_every_place_is_that_of_a_loop(
-    layout: str, tmp_path: Path, target_folder: Path, target: Transformer
+    layout: str,
+    block: int,
+    tmp_path: Path,
+    target_folder: Path,
+    target: Transformer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The loop reads a text with features, then further tokens of it one by one with its own states."""
+    """The loop reads a text with features, then further tokens of it one by one with its own states. Its places attend
+    in blocks, or all at once."""
+    monkeypatch.setattr("saguaro.distill.unroll.BLOCK", block)
     folder = write_tiny_eagle(tmp_path, layout, target_folder, seed=3)
     head, reference = in_float64(draft_of(folder, target_folder, target)), Reference(folder, target_folder)
     for held in (reference.weights, reference.of_target):
@@ -197,11 +205,14 @@ def test_what_each_step_reads_and_learns() -> None:
 
 
 def test_what_is_visible() -> None:
-    seen = visible(4, 3, CPU)
-    for place in range(4):
-        for key in range(12):
-            step, at = divmod(key, 4)
-            assert bool(seen[place, key]) == (at <= place if step == 0 else at == place)
+    seen = visible(2, 5, 3, CPU)
+    assert seen.shape == (3, 5 + 2 * 3)
+    for place in range(2, 5):
+        for key in range(5):
+            assert bool(seen[place - 2, key]) == (key <= place)
+        for step in range(2):
+            for at in range(2, 5):
+                assert bool(seen[place - 2, 5 + 3 * step + at - 2]) == (at == place)
 
 
 def test_weights_of_steps_and_positions(target: Transformer) -> None:
