@@ -46,8 +46,8 @@ def test_losses_are_near_those_of_the_cpu(made: Callable[[Transformer], Learner]
     """With a bfloat16 target, and interrupted."""
     expected = train(learner_on("cpu", torch.float32, tmp_path, made), TEXTS, folder=tmp_path / "on_cpu")
     folder = tmp_path / "on_gpu"
+    learner = learner_on("cuda", torch.bfloat16, tmp_path, made)
     with pytest.raises(KeyboardInterrupt):
-        learner = learner_on("cuda", torch.bfloat16, tmp_path, made)
         train(learner, TEXTS, folder=folder, save_every=2, progress=Interrupt(4))
     found = train(learner_on("cuda", torch.bfloat16, tmp_path, made), TEXTS, folder=folder, save_every=2)
     assert [one.loss for one in found] == pytest.approx([one.loss for one in expected], rel=0.1)
