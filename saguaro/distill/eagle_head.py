@@ -29,6 +29,7 @@ from saguaro.model.token_map import fault
 from saguaro.model.transformer import Transformer
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
+FIRST_STATE = 0.1  # a new head's states are this much of the highest feature: its layer can soon change what it says
 MOST_ROUNDED = 0.01  # an embedding in a file may differ from the target's by rounding
 
 
@@ -53,8 +54,8 @@ def pick_taps(n_layers: int, layers: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def make_head(target: Transformer, taps: Sequence[int], ids: Tensor, seed: int) -> Eagle:  # [head rows] int64
-    """A new head with rows for these tokens. It begins as the target's own last norm and head on the highest feature;
-    its layer is random, with small outputs."""
+    """A new head with rows for these tokens. It begins with the target's last norm and rows of its head, and with
+    a part of the highest feature as the state; its layer is random, with small outputs."""
     wrong = fault(ids, target.spec.n_vocab)
     if wrong is not None:
         raise ConfigError(f"the draft's head {wrong}")
@@ -187,7 +188,7 @@ def _begin(head: Eagle, target: Transformer, seed: int) -> None:
             place.copy_(torch.empty(place.shape).normal_(0.0, gain * place.shape[1] ** -0.5, generator=draw))
     d = head.spec.hidden
     head.fc.matrix.zero_()
-    head.fc.matrix[-d:].copy_(torch.eye(d))  # [F, D]
+    head.fc.matrix[-d:].copy_(FIRST_STATE * torch.eye(d))  # [F, D]
     head.norm.load_state_dict(target.norm.state_dict())
     head.head.matrix.copy_(target.head.matrix.index_select(1, head.token_map))
 
