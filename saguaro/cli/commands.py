@@ -207,11 +207,13 @@ class Info:
 
 @dataclass(frozen=True, kw_only=True)
 class Distill:
-    """Make a small draft for a target from what the target itself says. The same command again goes on where it
-    was interrupted."""
+    """Make a draft for a target from what the target itself says. The same command again goes on where it was
+    interrupted."""
 
     out: Path
     """Folder for the draft."""
+    kind: Literal["model", "eagle3"] = "model"
+    """What is trained: a small language model, or an EAGLE-3 head, which reads the target's hidden states."""
     target: str | None = None
     """A folder, a .gguf file or a Hub id; without it, SmolLM2-135M-Instruct."""
     revision: str | None = None
@@ -231,17 +233,19 @@ class Distill:
     chat: bool = True
     """Treat each prompt as a user's message, through the target's chat template."""
     start: str | None = None
-    """A draft of this target to go on from, with its layers: a folder, or `default` for the one of the default
-    model."""
+    """A draft of this kind and target to go on from, with its layers: a folder, or of kind model `default` for the
+    one of the default model."""
     layers: int | None = None
-    """Layers of the draft: the target's first, last and some between, to begin with; 3 if not given."""
+    """Of kind model: layers of the draft, the target's first, last and some between, to begin with; 3 if not given."""
     head: int | None = None
-    """Tokens the draft can say: those the target says most often; if not given, 8192 or those of the draft it starts
-    from."""
+    """Tokens the draft can say: those the target says most often; if not given, 8192 (eagle3: 32000) or those of the
+    draft it starts from."""
+    feature_layers: tuple[int, ...] | None = None
+    """Of kind eagle3: layers of the target whose input the head reads; if not given, 2, L // 2 and L - 3 of L."""
     stored: Literal["half", "int8"] = "half"
-    """How its weights are stored: in half precision, or as int8 rows, half as large."""
+    """How its weights are stored: in half precision, or of kind model as int8 rows, half as large."""
     evaluate: int = 16
-    """Prompts held out, on which the draft is evaluated."""
+    """Prompts held out, on which the draft is evaluated; 0: it is not evaluated."""
     lookahead: int = 4
     """Tokens speculated per round when it is evaluated."""
     device: str = "auto"
@@ -251,6 +255,19 @@ class Distill:
     batch_rows: int = 16
     """Texts written at a time."""
     recipe: Flat[RecipeArgs] = field(default_factory=RecipeArgs)
+
+    def check(self) -> None:
+        """Refuse settings of another kind of draft."""
+        foreign: dict[str, Any] = {"layers": self.layers, "stored": None if self.stored == "half" else self.stored}
+        if self.kind == "model":
+            recipe = self.recipe
+            foreign = {"unroll": recipe.unroll, "unroll_decay": recipe.unroll_decay}
+            foreign |= {"feature_layers": self.feature_layers}
+        for name, value in foreign.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{name} is {value}, which a draft of kind {self.kind} does not have; leave {name} out"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,6 +375,8 @@ Command = (
 
 def check(command: AnyCommand) -> None:
     """Refuse settings that are never valid. This needs no torch, whose import takes a second."""
+    if isinstance(command, Distill):
+        command.check()
     for part in vars(command).values():
         match part:
             case EngineArgs():

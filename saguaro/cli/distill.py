@@ -1,6 +1,6 @@
-"""`saguaro distill`: makes a small draft for a target, from the target's own texts.
+"""`saguaro distill`: makes a draft for a target, from the target's own texts.
 
-    OUT/config.json, model.safetensors, token_map.safetensors     the draft, for --draft
+    OUT/config.json, model.safetensors, ...                       the draft, for --draft
     OUT/distill.json                                              its settings and results
     OUT/work                                                      texts and training state; not needed afterwards
 
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from saguaro import __version__
 from saguaro.cli import commands
@@ -24,51 +23,72 @@ from saguaro.cli.progress import progress_bar
 from saguaro.config import SamplingParams
 from saguaro.distill.checkpoint import StepReport
 from saguaro.distill.corpus import Corpus
+from saguaro.distill.kinds import EAGLE_HEAD, HEAD, LAYERS, EagleKind, Kind, ModelKind
 from saguaro.distill.questions import ask, spread
 from saguaro.distill.recipe import Recipe
 from saguaro.distill.sample import encode, sample
 from saguaro.distill.seeds import MOST_PROMPTS, seed_prompts
-from saguaro.distill.student import make_student, pick_layers, save_student, with_head
 from saguaro.distill.train import train
 from saguaro.errors import ConfigError
 from saguaro.llm import LLM
 from saguaro.measure.metrics import Summary
 from saguaro.measure.prompts import read_prompt_file
-from saguaro.model.default import DRAFT
-from saguaro.model.load import Loaded, borrows, load, load_borrower
-from saguaro.model.transformer import Transformer
+from saguaro.model.load import Loaded, load
 from saguaro.model.weights import write_whole
 from saguaro.types import Progress
 
-LAYERS, HEAD = 3, 8192
 MOST_MEANT = 50  # steps averaged at the beginning and at the end
 
 
 def distill(command: commands.Distill) -> int:
     """Make and evaluate the draft, and print the results."""
-    recipe = command.recipe.recipe()
+    recipe, kind = command.recipe.recipe(), kind_of(command)
     learnt, held = split_prompts(command)
-    record = Record(command.out, settings_of(command, recipe))
+    record = Record(command.out, settings_of(command, recipe, kind))
     with progress_bar() as progress:
         if not record.is_whole:
-            make(command, recipe, learnt, record, progress)
-        chain = {"nodes": command.lookahead, "width": 1}  # acceptance by position is of chains
-        with load_target(command, progress, method="sd", draft=str(command.out), link="inline", **chain) as llm:
-            for temperature in (0.0, 1.0):
-                record.write(f"temperature {temperature:g}", evaluate(command, llm, held, temperature))
+            make(command, recipe, kind, learnt, record, progress)
+        if held:
+            measure(command, held, record, progress)
     print(json.dumps(record.found, indent=1))
     print(f"saguaro: the draft is in {command.out}; use it with --draft {command.out}", file=sys.stderr)
     return 0
 
 
-def load_target(command: commands.Distill, progress: Progress, **settings: Any) -> LLM:
+def kind_of(command: commands.Distill) -> Kind:
+    """What is to be made. A draft that another begins has its sizes, unless they are given."""
+    if command.start is not None and command.layers is not None:
+        raise ConfigError(f"start is {command.start}, whose layers are kept; leave layers out")
+    if command.start is not None and command.feature_layers is not None:
+        raise ConfigError(f"start is {command.start}, whose feature layers are kept; leave feature_layers out")
+    usual = {"model": HEAD, "eagle3": EAGLE_HEAD}[command.kind] if command.start is None else None
+    head = usual if command.head is None else command.head
+    if command.kind == "eagle3":
+        if command.start == "default":
+            raise ConfigError("start is default, which is no EAGLE-3 draft; give the folder of one, or leave start out")
+        return EagleKind(head, command.start, command.feature_layers, command.recipe.seed)
+    layers = LAYERS if command.layers is None and command.start is None else command.layers
+    return ModelKind(layers, head, command.start, torch.int8 if command.stored == "int8" else None)
+
+
+def measure(command: commands.Distill, prompts: Sequence[str], record: "Record", progress: Progress) -> None:
+    """Measure the draft in speculative decoding with the engine, which runs EAGLE-3 drafts on a CPU."""
+    settings: dict[str, Any] = {"method": "sd", "draft": str(command.out), "link": "inline"}
+    settings |= {"nodes": command.lookahead, "width": 1}  # acceptance by position is of chains
+    device = "cpu" if command.kind == "eagle3" else command.device
+    with load_target(command, progress, device=device, **settings) as llm:
+        for temperature in (0.0, 1.0):
+            record.write(f"temperature {temperature:g}", evaluate(command, llm, prompts, temperature))
+
+
+def load_target(command: commands.Distill, progress: Progress, device: str | None = None, **settings: Any) -> LLM:
     """Load the target without a prefix cache, so that prompts are computed alike and a resumed run is identical."""
     return LLM(
         command.target,
         revision=command.revision,
         cache_dir=command.cache_dir,
         progress=progress,
-        device=command.device,
+        device=command.device if device is None else device,
         threads=command.threads,
         max_batch_rows=command.batch_rows,
         lookahead=command.lookahead,
@@ -78,15 +98,20 @@ def load_target(command: commands.Distill, progress: Progress, **settings: Any) 
 
 
 def make(
-    command: commands.Distill, recipe: Recipe, prompts: Sequence[str], record: "Record", progress: Progress
+    command: commands.Distill,
+    recipe: Recipe,
+    kind: Kind,
+    prompts: Sequence[str],
+    record: "Record",
+    progress: Progress,
 ) -> None:
     """Sample, train and write. Invalid settings are refused first."""
-    target, corpus, ends = write_texts(command, recipe, prompts, record, progress)
+    target, corpus, ends = write_texts(command, recipe, kind, prompts, record, progress)
     gc.collect()  # frees the engine's memory for training
     torch.cuda.empty_cache()
     counts = corpus.counts(target.model.spec.n_vocab)
-    student = begin(command, target, counts, ends)
-    ids = student.token_map
+    draft = kind.begin(target, counts, ends)
+    ids = draft.token_map
     assert ids is not None
     record.write(
         "texts",
@@ -97,20 +122,28 @@ def make(
             "share_the_head_can_say": round(float(counts[ids.cpu()].sum() / counts.sum()), 4),
         },
     )
-    reports = train(student, target.model, corpus, recipe, folder=command.out / "work" / "training", progress=progress)
+    learner = kind.learner(draft, target.model, recipe)
+    reports = train(learner, corpus, folder=command.out / "work" / "training", progress=progress)
     n = max(1, min(MOST_MEANT, len(reports) // 3))
     record.write("training", {"first": _mean(reports[:n]), "last": _mean(reports[-n:])})
-    save_student(student, command.out, torch.int8 if command.stored == "int8" else None)
+    kind.save(draft, command.out)
 
 
 def write_texts(
-    command: commands.Distill, recipe: Recipe, prompts: Sequence[str], record: "Record", progress: Progress
+    command: commands.Distill,
+    recipe: Recipe,
+    kind: Kind,
+    prompts: Sequence[str],
+    record: "Record",
+    progress: Progress,
 ) -> tuple[Loaded, Corpus, frozenset[int]]:
     """The target, its texts, and its end-of-text tokens. Invalid sizes are refused before any text is written."""
     work, n_shard = command.out / "work", 4 * command.batch_rows
     with load_target(command, progress, method="ar") as llm:
         ends = llm.engine.eos_ids
-        check_sizes(command, llm.engine.loaded, ends)
+        if kind.head is not None and kind.head <= len(ends):
+            raise ConfigError(f"head is {kind.head}; it must hold more than the {len(ends)} tokens that end a text")
+        kind.check(llm.engine.loaded)
         own: list[str] = []
         if command.questions:
             asked = Corpus(work / "questions")
@@ -130,46 +163,6 @@ def write_texts(
         )
         record.write("prompts", {"given": len(prompts), "own_questions": len(own), "skipped": done.n_skipped})
         return plain(llm.engine.loaded), corpus, ends
-
-
-def check_sizes(command: commands.Distill, target: Loaded, ends: frozenset[int]) -> None:
-    """Raise if such a draft cannot be made for the target."""
-    layers, head = sizes(command)
-    if layers is not None:
-        pick_layers(target.model.spec.n_layers, layers)
-    if head is not None and head <= len(ends):
-        raise ConfigError(f"head is {head}; it must hold more than the {len(ends)} tokens that end a text")
-    if command.start is not None:
-        load_start(command.start, target)
-
-
-def sizes(command: commands.Distill) -> tuple[int | None, int | None]:
-    """Layers and rows of the head; None: taken from the draft to start from."""
-    if command.start is None:
-        return LAYERS if command.layers is None else command.layers, HEAD if command.head is None else command.head
-    if command.layers is not None:
-        raise ConfigError(f"start is {command.start}, whose layers are kept; leave layers out")
-    return None, command.head
-
-
-def load_start(start: str, target: Loaded) -> Transformer:
-    """Load the draft to start from."""
-    folder = DRAFT if start == "default" else Path(start)
-    if not borrows(folder):
-        raise ConfigError(f"start is {start}, which is no draft that `saguaro distill` made; give one")
-    return load_borrower(folder, target.path, target.model.embedding, target.model.device, torch.float32)
-
-
-def begin(command: commands.Distill, target: Loaded, counts: Tensor, ends: frozenset[int]) -> Transformer:  # [V]
-    """The initial draft, in float32: another draft, or layers of the target and its most frequent tokens."""
-    model, (layers, head) = target.model, sizes(command)
-    ids = frequent(counts, head, ends) if head is not None else None
-    if command.start is not None:
-        draft = load_start(command.start, target)
-        return draft if ids is None else with_head(draft, model, ids)
-    assert layers is not None
-    assert ids is not None
-    return make_student(model, pick_layers(model.spec.n_layers, layers), ids)
 
 
 def plain(loaded: Loaded) -> Loaded:
@@ -205,32 +198,19 @@ def split_prompts(command: commands.Distill) -> tuple[list[str], list[str]]:
     else:
         files = [path for given in command.prompts for path in given]
         prompts = [asked.prompt for path in files for asked in read_prompt_file(path)]
-    if not 1 <= n_held < len(prompts):
-        raise ConfigError(f"evaluate is {n_held}; of {len(prompts)} prompts hold out at least 1 and not all")
-    return prompts[:-n_held], prompts[-n_held:]
+    if not 0 <= n_held < len(prompts):
+        raise ConfigError(f"evaluate is {n_held}; of {len(prompts)} prompts hold out some and not all, or 0 for none")
+    return prompts[: len(prompts) - n_held], prompts[len(prompts) - n_held :]
 
 
-def frequent(counts: Tensor, n: int, always: frozenset[int]) -> Tensor:  # [V] -> [at most n] int64
-    """The most frequent tokens, most frequent first, including those in `always`.
-
-    >>> frequent(torch.tensor([5, 0, 9, 2]), 2, frozenset({1}))
-    tensor([2, 1])
-    """
-    worth = counts.clone()
-    worth[list(always)] = torch.iinfo(worth.dtype).max
-    chosen = worth.argsort(descending=True, stable=True)[:n]
-    chosen = chosen[worth[chosen] > 0]
-    return chosen[counts[chosen].argsort(descending=True, stable=True)]
-
-
-def settings_of(command: commands.Distill, recipe: Recipe) -> dict[str, Any]:
+def settings_of(command: commands.Distill, recipe: Recipe, kind: Kind) -> dict[str, Any]:
     """All settings that affect the draft."""
     # batch_rows too: it affects rounding.
-    names = ["target", "revision", "questions", "texts", "max_tokens", "temperatures", "chat"]
-    names += ["start", "stored", "evaluate", "batch_rows"]
+    names = ["kind", "target", "revision", "questions", "texts", "max_tokens", "temperatures", "chat"]
+    names += ["start", "feature_layers", "stored", "evaluate", "batch_rows"]
     files = [str(path) for given in command.prompts for path in given]
     chosen = {name: getattr(command, name) for name in names}
-    chosen["layers"], chosen["head"] = sizes(command)
+    chosen["layers"], chosen["head"] = kind.layers, kind.head
     return json.loads(json.dumps({**chosen, "prompts": files or "ours", **asdict(recipe)}))  # type: ignore[no-any-return]
 
 
@@ -262,7 +242,7 @@ class Record:
     def _resume(self, settings: dict[str, Any]) -> dict[str, Any]:
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
-            begun = found["settings"]
+            begun = {"kind": "model", **found["settings"]}  # older folders do not name it
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise ConfigError(f"{self._path} cannot be read ({e!r}); delete {self._folder} or give another out") from e
         odd = [name for name in settings if begun.get(name) != settings[name]]

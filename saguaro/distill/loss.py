@@ -4,6 +4,7 @@ p is the target's distribution over all tokens, q the draft's over the tokens of
 with probability sum(min(p, q)) (Leviathan et al., 2023).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -34,9 +35,29 @@ def kl(taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [n]
     >>> kl(Lesson(half, torch.tensor([0])), torch.tensor([[0.5, 0.5]]).log())
     tensor([0.])
     """
-    p = taught.log_p.exp()
     log_mass = taught.log_p.logsumexp(1, keepdim=True)
-    return (p * (taught.log_p - log_mass - log_q)).sum(1)
+    return (taught.log_p.exp() * (taught.log_p - log_mass - log_q)).sum(1)
+
+
+def kl_within(taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [n]
+    """KL(p', q) without that weight. Its gradient is that of the cross entropy of q against p'.
+
+    >>> half = torch.tensor([[0.25, 0.25]]).log()
+    >>> round(float(kl_within(Lesson(half, torch.tensor([0])), torch.tensor([[0.75, 0.25]]).log())), 4)
+    0.1438
+    """
+    log_p = taught.log_p.log_softmax(1)
+    return (log_p.exp() * (log_p - log_q)).sum(1)
+
+
+def weighed(
+    name: str, tv_weight: float, divergence: Callable[[Lesson, Tensor], Tensor], taught: Lesson, log_q: Tensor
+) -> Tensor:  # [n, R] -> [n]
+    """The loss of this name (recipe.LOSSES), with this divergence as kl; no other part is computed."""
+    if name == "kl":
+        return divergence(taught, log_q)
+    tv = 1 - acceptance(taught, log_q)
+    return tv if name == "tv" else divergence(taught, log_q) + tv_weight * tv
 
 
 def acceptance(taught: Lesson, log_q: Tensor) -> Tensor:  # [n, R] -> [n]

@@ -34,6 +34,11 @@ class Recipe:
     """Of tv beside kl."""
     prompt_weight: float = 0.1
     """Of a position inside the prompt, against 1 in the continuation; 0 leaves prompts out."""
+    unroll: int | None = None
+    """Of an EAGLE-3 head: steps of drafting that training runs in a row, each on the states of the one before; 7 if not
+    given."""
+    unroll_decay: float | None = None
+    """Of an EAGLE-3 head: weight of each of these steps beside the one before; 0.8 if not given."""
     seed: int = 0
     """Fixes which texts and which pieces of them a step sees."""
 
@@ -46,6 +51,8 @@ class Recipe:
             ("warmup", self.warmup >= 0, "0 or more"),
             ("learning_rate", self.learning_rate > 0, "more than 0"),
             ("final_rate", self.final_rate <= 1, "at most 1"),
+            ("unroll", self.unroll is None or self.unroll >= 1, "at least 1"),
+            ("unroll_decay", self.unroll_decay is None or self.unroll_decay <= 1, "at most 1"),
             ("loss", self.loss in LOSSES, f"one of {', '.join(LOSSES)}"),
         ]
         for name, ok, limit in limits:

@@ -82,22 +82,30 @@ def save_student(student: Transformer, folder: Path, dtype: torch.dtype | None =
     """Write a folder for `--draft`, in this dtype (None: the half precision that loses less). With int8, other tensors
     than matrices are in half precision."""
     weights = {name: place for name, place in destinations(student).items() if name != EMBEDDING}
+    assert student.token_map is not None
     half = half_for(weights)
     dtype = dtype or half
     if dtype == torch.int8:
         weights = rounded(weights, half)
     else:
         weights = {name: weight.to(dtype) for name, weight in weights.items()}
-    assert student.token_map is not None
-    config = folder / "config.json"
+    content = {**config_of(student.spec), "dtype": str(dtype).removeprefix("torch."), "saguaro": _about(student)}
+    write_draft(folder, weights, content, student.token_map)
+
+
+def write_draft(
+    folder: Path, weights: Mapping[str, Tensor], config: Mapping[str, Any], token_map: Tensor | None = None
+) -> None:
+    """Write the files of a draft. An older config.json is removed first and the new one written last."""
+    path = folder / "config.json"
     try:
-        config.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     except OSError as e:
         raise ModelError(f"cannot write to {folder} ({e.strerror}); choose another folder") from e
     save_tensors(weights, folder / "model.safetensors")
-    write_token_map(student.token_map, folder)
-    content = {**config_of(student.spec), "dtype": str(dtype).removeprefix("torch."), "saguaro": _about(student)}
-    write_whole(config, lambda partial: partial.write_text(json.dumps(content, indent=2) + "\n"))
+    if token_map is not None:
+        write_token_map(token_map, folder)
+    write_whole(path, lambda partial: partial.write_text(json.dumps(config, indent=2) + "\n"))
 
 
 def half_for(weights: Mapping[str, Tensor]) -> torch.dtype:

@@ -6,6 +6,7 @@ accepted, and these are the target's.
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,10 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from saguaro.distill import loss
-from saguaro.distill.batch import Batch, Batches, Texts
+from saguaro.distill.batch import Batches, Texts
 from saguaro.distill.checkpoint import Checkpoint, StepReport
-from saguaro.distill.parallel import Parallel, hidden_states
+from saguaro.distill.learner import Gradients, Learner
 from saguaro.distill.recipe import Recipe
 from saguaro.errors import ConfigError
 from saguaro.model.transformer import Transformer
@@ -25,56 +25,89 @@ from saguaro.types import Progress
 
 STAGE = "training the draft"
 SAVE_SECONDS = 60.0  # most work lost by an interruption; writing takes seconds
-CHUNK = 2**26  # most target logits at a time
+LAG = 1  # steps that a GPU is ahead of what is reported, so that it never waits for the host
 
 
 def train(
-    student: Transformer,
-    target: Transformer,
+    learner: Learner,
     texts: Texts,
-    recipe: Recipe,
     *,
     folder: Path,
     progress: Progress = lambda *_: None,
     watch: Callable[[int, StepReport], None] = lambda *_: None,  # called after each step
     save_every: int | None = None,  # steps; without it, about once a minute
 ) -> list[StepReport]:
-    """Train all weights of the student except the shared embedding; return the reports of all steps.
+    """Train all weights of the draft except the shared embedding; return the reports of all steps.
 
     Checkpoints are in folder: the same call resumes an interrupted one, and on a CPU gives the same bits.
     """
+    recipe, draft = learner.recipe, learner.draft
     batches = Batches(texts, recipe)
-    origin = {"texts": batches.digest, "the draft at first": _digest(student)}
+    origin = {"texts": batches.digest, "the draft at first": _digest(draft), **learner.about}
     checkpoint = Checkpoint(folder, {**asdict(recipe), **origin})
-    with _trained(student) as weights, _tensor_cores():
-        optimizer = _optimizer(weights, recipe)
+    with _trained(draft) as weights, _tensor_cores():
+        optimizer, gradients, lag = _optimizer(weights, recipe), Gradients(learner), lag_on(draft.device)
         reports = checkpoint.restore(weights, optimizer)
         progress(STAGE, len(reports), recipe.steps)
-        batch, saved = batches.batch(len(reports)), time.monotonic()
+        batch, saved = batches.batch(len(reports)).on(draft.device), time.monotonic()
+        running: deque[Figures] = deque()  # of steps that the device may still compute
         for step in range(len(reports), recipe.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.rate(step)
-            figures = _gradients(student, target, batch, recipe)
-            if recipe.clip:
-                nn.utils.clip_grad_norm_(weights.values(), recipe.clip)
-            optimizer.step()
-            optimizer.zero_grad()
-            batch = batches.batch(step + 1)  # while the GPU still computes
-            reports.append(StepReport(*figures.tolist()))
-            _check(reports, recipe)
+            running.append(Figures(gradients.add(batch)))
+            _descend(weights, optimizer, recipe, step)
+            batch = batches.batch(step + 1).on(draft.device)  # while the GPU still computes
             is_due = time.monotonic() - saved > SAVE_SECONDS if save_every is None else (step + 1) % save_every == 0
-            if is_due or step + 1 == recipe.steps:
+            is_due |= step + 1 == recipe.steps
+            n_before = len(reports)
+            while len(running) > (0 if is_due else lag):
+                reports.append(running.popleft().report())
+                _check(reports, recipe)
+            if is_due:
                 checkpoint.save(weights, optimizer, reports)
                 saved = time.monotonic()
-            watch(step, reports[-1])
-            progress(STAGE, step + 1, recipe.steps)
+            for done in range(n_before, len(reports)):
+                watch(done, reports[done])
+                progress(STAGE, done + 1, recipe.steps)
     return reports
 
 
+def _descend(weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, recipe: Recipe, step: int) -> None:
+    """Change the weights by their gradients, and drop these."""
+    for group in optimizer.param_groups:
+        group["lr"] = recipe.rate(step)
+    if recipe.clip:
+        nn.utils.clip_grad_norm_(weights.values(), recipe.clip)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def lag_on(device: torch.device) -> int:
+    """Steps that are launched before a step is reported."""
+    return LAG if device.type == "cuda" else 0
+
+
+class Figures:
+    """A step's figures, on the way to the host: reading them waits for this step, not for later ones."""
+
+    def __init__(self, figures: Tensor) -> None:  # [3]
+        self._arrived: torch.cuda.Event | None = None
+        self._values = figures
+        if figures.device.type == "cuda":
+            self._values = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
+            self._values.copy_(figures, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(figures.device))
+
+    def report(self) -> StepReport:
+        """Wait for them."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return StepReport(*self._values.tolist())
+
+
 @contextmanager
-def _trained(student: Transformer) -> Iterator[dict[str, nn.Parameter]]:
+def _trained(draft: Transformer) -> Iterator[dict[str, nn.Parameter]]:
     """The trainable weights by name: all except the embedding, which is the target's."""
-    weights = {name: weight for name, weight in student.named_parameters() if name != "embedding"}
+    weights = {name: weight for name, weight in draft.named_parameters() if name != "embedding"}
     assert all(weight.dtype == torch.float32 for weight in weights.values()), "master weights"
     for weight in weights.values():
         weight.requires_grad_(True)
@@ -97,11 +130,11 @@ def _tensor_cores() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _digest(student: Transformer) -> str:
-    """Hash of the student's token map and weights."""
-    assert student.token_map is not None
+def _digest(draft: Transformer) -> str:
+    """Hash of the draft's token map and weights."""
+    assert draft.token_map is not None
     digest = hashlib.sha256()
-    for tensor in (student.token_map, *(weight for name, weight in student.named_parameters() if name != "embedding")):
+    for tensor in (draft.token_map, *(weight for name, weight in draft.named_parameters() if name != "embedding")):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 
@@ -114,43 +147,6 @@ def _optimizer(weights: dict[str, nn.Parameter], recipe: Recipe) -> torch.optim.
         {"params": vectors, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95))
-
-
-def _gradients(student: Transformer, target: Transformer, batch: Batch, recipe: Recipe) -> Tensor:
-    """Accumulate the gradients of a batch; return a StepReport's figures [3]."""
-    device = student.device
-    tokens, at = batch.tokens.to(device), batch.at.to(device)
-    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        with torch.no_grad():
-            theirs = hidden_states(target, tokens).index_select(0, at)  # [n, D]
-        ours = hidden_states(student, tokens).index_select(0, at)  # [n, D]
-    # Heads run forward and backward on a few positions at a time, so that [n, V] and [n, R] are never allocated.
-    cut = ours.detach().requires_grad_()
-    weight, is_said = batch.weight.to(device) / batch.weight.sum(), batch.is_said.to(device)
-    totals = torch.zeros(3, device=device)
-    for rows in torch.arange(len(at), device=device).split(max(1, CHUNK // target.spec.n_vocab)):
-        lost, said = _compare(student, target, cut[rows], theirs[rows], recipe)
-        value = (weight[rows] * lost).sum()
-        (batch.share * value).backward()
-        totals += torch.stack((value.detach(), *(said * is_said[rows]).sum(1)))
-    ours.backward(cut.grad)
-    n_said = int(batch.is_said.sum())
-    return totals / totals.new_tensor([1, n_said, n_said])
-
-
-def _compare(
-    student: Transformer, target: Transformer, ours: Tensor, theirs: Tensor, recipe: Recipe
-) -> tuple[Tensor, Tensor]:
-    """Hidden states [n, D] of both -> the loss [n], and agreement and acceptance [2, n]."""
-    by, ids = Parallel(1, student.spec.softmax_scale), student.token_map
-    assert ids is not None
-    with torch.no_grad():
-        taught = loss.lesson(target.logits(theirs, by), ids)
-    log_q = student.head_logits(ours, by).log_softmax(1)
-    accepted = loss.acceptance(taught, log_q)
-    divergence = loss.kl(taught, log_q)
-    lost = {"kl": divergence, "tv": 1 - accepted, "kl+tv": divergence + recipe.tv_weight * (1 - accepted)}[recipe.loss]
-    return lost, torch.stack((loss.agreement(taught, log_q, ids), accepted.detach()))
 
 
 def _check(reports: list[StepReport], recipe: Recipe) -> None:

@@ -20,6 +20,7 @@ from saguaro.model.hf_config import parse_spec
 from saguaro.model.spec import ModelSpec
 
 LAYERS = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}  # model_type of a draft's layers -> family
+IDS = "eagle_aux_hidden_state_layer_ids"
 LEAST_LAYERS = 5  # of a target, for the default taps: 2 <= L // 2 <= L - 3
 NOT_COMPUTED = {"norm_before_fc": "a norm before fc", "parallel_drafting": "parallel drafting"}
 
@@ -52,6 +53,15 @@ def is_eagle(path: Path) -> bool:
         return True  # eagle3, or refused by name
     named = config.get("architectures")
     return isinstance(named, list) and any(isinstance(name, str) and "eagle3" in name.lower() for name in named)
+
+
+def default_taps(n_layers: int) -> tuple[int, ...] | None:
+    """The taps of a draft that names none; None: the target is too small for them.
+
+    >>> default_taps(32), default_taps(4)
+    ((2, 16, 29), None)
+    """
+    return (2, n_layers // 2, n_layers - 3) if n_layers >= LEAST_LAYERS else None
 
 
 def read_eagle_spec(folder: Path, target: ModelSpec) -> EagleSpec:
@@ -110,16 +120,17 @@ def _taps(
     config: Mapping[str, Any], heads: Mapping[str, Any], target: ModelSpec, is_nested: bool, source: Path
 ) -> tuple[int, ...]:
     """See the module's docstring."""
-    name = "eagle_aux_hidden_state_layer_ids"
+    name = IDS
     ids = config.get(name) if is_nested else heads.get(name, config.get(name))
     n_layers, shift = target.n_layers, 0 if is_nested else 1
     if ids is None:
-        if n_layers < LEAST_LAYERS:
+        found = default_taps(n_layers)
+        if found is None:
             raise UnsupportedModel(
                 f"{source} names no layers of its target, and its target has {n_layers}; the default layers, 2, L // 2 "
                 f"and L - 3, need at least {LEAST_LAYERS}: name them as {name}"
             )
-        return 2, n_layers // 2, n_layers - 3
+        return found
     if not isinstance(ids, list) or not ids or any(type(each) is not int for each in ids):
         raise ValueError(f"{name} is {brief(ids)}; it must be a list of layers")
     if not all(0 <= each <= n_layers - shift for each in ids):

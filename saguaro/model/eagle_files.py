@@ -60,11 +60,11 @@ class EagleFiles:
 
     def fill(self, model: Eagle, kind: type[Packed] | None) -> None:
         """Copy or pack every tensor into the model."""
-        places, packed, copy = _places(model), _packed(model), decode_of(kind)
+        plain, packed, copy = places(model), _packed(model), decode_of(kind)
         for name, own in self._stored.items():
             found = read_tensor(self.folder, own)
-            if name in places:
-                copy(found, places[name])
+            if name in plain:
+                copy(found, plain[name])
             else:
                 packed[name].fill(found)
 
@@ -129,7 +129,7 @@ class EagleFiles:
         token_map = torch.empty(rows, device="meta", dtype=torch.int64)
         model = Eagle(self.eagle, torch.device("meta"), torch.float32, token_map=token_map, has_fc=self.has_fc)
         lent = {EMBEDDING: self.has_embedding, HEAD: self.has_head}
-        return {name: tuple(place.shape) for name, place in _places(model).items() if lent.get(name, True)}
+        return {name: tuple(place.shape) for name, place in places(model).items() if lent.get(name, True)}
 
 
 def _named(name: str) -> str:
@@ -142,7 +142,17 @@ def _named(name: str) -> str:
     return _PREFIXES.get(prefix, "") + name.removeprefix(prefix)
 
 
-def _places(model: Eagle) -> dict[str, Tensor]:
+def stored_name(name: str, n_layers: int) -> str:
+    """The opposite, in SafeAILab's and SpecForge's files.
+
+    >>> stored_name("model.layers.0.mlp.up_proj.weight", 1), stored_name("model.norm.weight", 1)
+    ('midlayer.mlp.up_proj.weight', 'norm.weight')
+    """
+    plain = name.removeprefix("model.")
+    return plain.replace("layers.0.", "midlayer.", 1) if n_layers == 1 else plain
+
+
+def places(model: Eagle) -> dict[str, Tensor]:
     """Name -> the view that a tensor fills; of plain weights."""
     found = destinations(model)
     for part in _others(model):

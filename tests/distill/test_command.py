@@ -40,7 +40,11 @@ def arguments(target: Path, prompts: Path, out: Path, others: dict[str, Any] | N
         "steps": 30, "batch_texts": 4, "length": 48, "evaluate": 4, "threads": 1, "learning_rate": 4e-3,
         **(others or {}),
     }  # fmt: skip
-    flags = [[f"--{name.replace('_', '-')}", str(value)] for name, value in settings.items()]
+    flags = [
+        [f"--{name.replace('_', '-')}", *([str(one) for one in value] if isinstance(value, list) else [str(value)])]
+        for name, value in settings.items()
+        if value is not None
+    ]
     return [sys.executable, "-m", "saguaro", "distill", *(part for flag in flags for part in flag)]
 
 
@@ -177,8 +181,12 @@ def test_an_interrupted_command_goes_on(
         ({"target": "nowhere"}, "begun with other settings"),
         ({"prompts": "nobody.jsonl"}, "cannot read prompts from nobody.jsonl"),
         ({"steps": 0}, "steps is 0; it must be at least 1"),
+        ({"unroll": 3}, "unroll is 3, which a draft of kind model does not have; leave unroll out"),
+        ({"unroll_decay": 0.5}, "unroll_decay is 0.5, which a draft of kind model does not have"),
+        ({"feature_layers": 1}, r"feature_layers is \(1,\), which a draft of kind model does not have"),
+        ({"kind": "eagle3"}, "layers is 2, which a draft of kind eagle3 does not have; leave layers out"),
         ({"questions": -1}, "questions is -1; it must be 0 or more"),
-        ({"evaluate": 25}, "evaluate is 25; of 25 prompts hold out at least 1 and not all"),
+        ({"evaluate": 25}, "evaluate is 25; of 25 prompts hold out some and not all, or 0 for none"),
     ],
 )
 def test_refusals(
@@ -226,6 +234,79 @@ def test_nothing_to_begin_from(
     given = {"start": target if start == "target" else start}
     command = without(arguments(target, prompts, tmp_path / "draft", given), "--layers", "--head")
     assert message in refuse(command, capsys)
+
+
+EAGLE: dict[str, Any] = {"kind": "eagle3", "layers": None, "feature_layers": [1, 3, 4], "unroll": 3, "steps": 20}
+
+
+@pytest.fixture(scope="module")
+def eagle(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """An EAGLE-3 head, and what the command said of it."""
+    out = tmp_path_factory.mktemp("eagle") / "draft"
+    done = run(arguments(target, prompts, out, EAGLE))
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout)
+
+
+def test_an_eagle3_head_learns_and_is_evaluated(eagle: tuple[Path, dict[str, Any]], target: Path) -> None:
+    out, said = eagle
+    assert said["settings"]["kind"] == "eagle3"
+    assert said["settings"]["feature_layers"] == [1, 3, 4]
+    assert said["training"]["last"]["loss"] < said["training"]["first"]["loss"]
+    assert {path.name for path in out.iterdir()} == {"config.json", "model.safetensors", "distill.json", "work"}
+    for temperature in ("0", "1"):
+        assert 1 <= said[f"temperature {temperature}"]["tokens_per_round"] <= 5
+    params = [SamplingParams(temperature=heat, seed=5, max_tokens=24) for heat in (0.0, 1.0)]
+    with LLM(target, threads=1) as plain, LLM(target, draft=str(out), method="ssd", threads=1) as drafted:
+        wanted, found = (llm.generate(["why an owl?"] * 2, params) for llm in (plain, drafted))
+        assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
+
+
+def test_an_eagle3_head_begun_from_another(
+    eagle: tuple[Path, dict[str, Any]],
+    target: Path,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It goes on where that one ended; this one is not evaluated."""
+    start, first = eagle
+    given = {**EAGLE, "start": start, "feature_layers": None, "head": None, "evaluate": 0}
+    done = Here(capsys)(*arguments(target, prompts, tmp_path / "more", given)[3:])
+    assert done.returncode == 0, done.stderr
+    more = json.loads(done.stdout)
+    assert more["texts"]["head_rows"] == first["texts"]["head_rows"]
+    assert more["training"]["first"]["loss"] < first["training"]["first"]["loss"]
+    assert "temperature 0" not in more
+    config = json.loads((tmp_path / "more" / "config.json").read_text())
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"layers": 1}, "layers is 1, which a draft of kind eagle3 does not have; leave layers out"),
+        ({"stored": "int8"}, "stored is int8, which a draft of kind eagle3 does not have; leave stored out"),
+        ({"feature_layers": None}, "the target has 4 layers, and the usual feature layers"),
+        ({"feature_layers": [1, 5]}, "feature_layers is [1, 5]; give layers from 1 to 4"),
+        ({"start": "default", "feature_layers": None}, "start is default, which is no EAGLE-3 draft"),
+        ({"start": "here"}, "start is here, whose feature layers are kept; leave feature_layers out"),
+        ({"start": "nowhere", "feature_layers": None}, "nowhere"),
+        ({"unroll": 0}, "unroll is 0; it must be at least 1"),
+        ({"unroll_decay": 1.5}, "unroll_decay is 1.5; it must be at most 1"),
+        ({"head": 1}, "head is 1; it must hold more than"),
+    ],
+)
+def test_eagle3_refusals_at_the_beginning(
+    target: Path,
+    prompts: Path,
+    tmp_path: Path,
+    changed: dict[str, Any],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert message in refuse(arguments(target, prompts, tmp_path / "draft", {**EAGLE, **changed}), capsys)
+    assert not (tmp_path / "draft" / "work" / "texts").exists()
 
 
 def test_a_folder_that_is_no_folder(

@@ -101,6 +101,22 @@ def test_logits_of_half_weights_are_not_rounded(model: Transformer) -> None:
     assert not torch.equal(logits, logits.bfloat16().float())
 
 
+def test_a_head_is_converted_once_unless_it_is_trained(model: Transformer) -> None:
+    twin = as_dtype(model, torch.bfloat16)
+    by = Parallel(1, twin.spec.softmax_scale)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(4))
+    stream, head = by.begin(x, twin.norm), twin.head
+    first = by.read(stream, head, torch.float32)
+    head.matrix.data.mul_(2)
+    assert torch.equal(by.read(stream, head, torch.float32), first), "converted before"
+    head.matrix.requires_grad_(True)
+    assert torch.equal(by.read(stream, head, torch.float32), 2 * first)
+    head.matrix.data.mul_(2)
+    assert torch.equal(by.read(stream, head, torch.float32), 4 * first)
+    other = as_dtype(model, torch.bfloat16)
+    assert torch.equal(by.read(by.begin(x, other.norm), other.head, torch.float32), first), "another head"
+
+
 @torch.no_grad()
 def difference(weight: nn.Parameter, way: Tensor, value: Callable[[], Tensor]) -> float:
     """How fast the value grows along a direction of a weight."""

@@ -16,10 +16,12 @@ from saguaro.distill import loss
 from saguaro.distill.batch import Batches, collate, crop
 from saguaro.distill.checkpoint import StepReport
 from saguaro.distill.corpus import Text
+from saguaro.distill.learner import ModelLearner
 from saguaro.distill.parallel import hidden_states
 from saguaro.distill.recipe import LOSSES, Recipe
 from saguaro.distill.student import make_student, pick_layers
-from saguaro.distill.train import STAGE, train
+from saguaro.distill.train import STAGE
+from saguaro.distill.train import train as train_learner
 from saguaro.errors import ConfigError, CorruptModel, ModelError
 from saguaro.model.load import load
 from saguaro.model.tiny import EOS_ID, write_tiny
@@ -59,6 +61,12 @@ def weights_of(student: Transformer) -> dict[str, Tensor]:
     return {name: weight.detach().clone() for name, weight in student.named_parameters() if name != "embedding"}
 
 
+def train(
+    student: Transformer, target: Transformer, texts: list[Text], recipe: Recipe, **others: Any
+) -> list[StepReport]:
+    return train_learner(ModelLearner(student, target, recipe), texts, **others)
+
+
 # It learns
 
 
@@ -91,7 +99,7 @@ def test_chunks_of_positions_change_nothing(
     """Head and last norm take part in many chunks, the layers in one sum of them."""
     whole, pieces = student_of(target), student_of(target)
     at_once = train(whole, target, texts, SHORT, folder=tmp_path / "whole")
-    monkeypatch.setattr("saguaro.distill.train.CHUNK", 5 * 288)
+    monkeypatch.setattr("saguaro.distill.learner.CHUNK", 5 * 288)
     in_pieces = train(pieces, target, texts, SHORT, folder=tmp_path / "pieces")
     for one, other in zip(at_once, in_pieces, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-3)
@@ -121,6 +129,36 @@ def test_steps_are_told(target: Transformer, texts: list[Text], tmp_path: Path) 
     )
     assert done == [(STAGE, step, 7) for step in range(8)]
     assert seen == list(enumerate(reports))
+
+
+@pytest.mark.parametrize("lag", [1, 3, 20])
+def test_steps_that_are_reported_later_are_the_same(
+    target: Transformer, texts: list[Text], tmp_path: Path, lag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, which is ahead of the host: every step is reported, in order, and before it is saved."""
+    at_once, later = student_of(target), student_of(target)
+    expected = train(at_once, target, texts, SHORT, folder=tmp_path / "at_once")
+    monkeypatch.setattr("saguaro.distill.train.lag_on", lambda device: lag)
+    seen: list[int] = []
+
+    assert (
+        train(later, target, texts, SHORT, folder=tmp_path / "later", save_every=2, watch=lambda n, _: seen.append(n))
+        == expected
+    )
+    assert seen == list(range(SHORT.steps))
+    theirs = weights_of(later)
+    assert all(torch.equal(weight, theirs[name]) for name, weight in weights_of(at_once).items())
+
+
+def test_a_loss_that_is_no_number_is_not_saved_later_either(
+    target: Transformer, texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saguaro.distill.train.lag_on", lambda device: 1)
+    student = student_of(target)
+    student.head.matrix.data[0, 0] = math.nan
+    with pytest.raises(ConfigError, match="the loss is nan at step 1"):
+        train(student, target, texts, SHORT, folder=tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 # The loss
