@@ -28,7 +28,6 @@ from saguaro.link.inline import Inline
 from saguaro.link.null import NullLink
 from saguaro.method import MODEL_FALLBACKS
 from saguaro.methods import METHODS, Method
-from saguaro.model.eagle import Eagle
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide, Pending, Round
 from saguaro.runner.runner import make_runner
@@ -164,7 +163,7 @@ def new_rig(
     rule = RULES[method.verification](Sampler(N_KNOWN, kernels.rank if kernels else None))
     sizes = {"max_rows": max_rows, "depth": scheduler.depth, "nodes": scheduler.lookahead, "longest": SPEC.max_length}
     captured = captured_steps(kernels, cache, n_known=N_KNOWN, **sizes) if kernels else None
-    taps = draft.eagle.taps if isinstance(draft, Eagle) and method.needs_model else ()
+    taps = draft.reads.taps if draft.reads is not None and method.needs_model else ()
     runner = make_runner(target, cache, kernels, SPEC.max_length, captured, taps)
     verifier = Verifier(runner, rule, n_known=N_KNOWN)
     return Rig(scheduler, Round(scheduler, verifier, link(side) if method.drafts else NullLink()), side)

@@ -1,0 +1,201 @@
+"""One pass of a DFlash draft over blocks of several rows, and what it says of each.
+
+    row's pages     c0 c1 c2                 keys and values of the text, from features (DraftTexts.compute)
+    block           t3 m  m  m               the last token and masks, at the positions 3, 4, 5, 6
+    after an outcome that is not known yet:
+    block           t3 a  b  m  m  m         accepted tokens and the bonus stand in place of masks: their features, and
+                                             that of t3, come only with the outcome
+
+A block's keys and values lie in scratch memory until the pass is over. Every token of a block sees the row's pages and
+the whole block (attention.step.Nodes).
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saguaro.algo import sampling
+from saguaro.attention.step import Nodes, Step
+from saguaro.draft.block import Block, Candidate
+from saguaro.draft.chance import Chances
+from saguaro.draft.ranking import Draws, Ranked, likeliest
+from saguaro.draft.rows import DraftRow
+from saguaro.draft.texts import DraftTexts
+from saguaro.model.dflash import DFlash
+from saguaro.target.sampler import Context, Sampler, is_plain, rules
+
+MOST_TOKENS = 128  # of a pass, or one block
+DEPTHS = (1, 2, 4, 8)  # bin edges: of positions that learn their chances together
+
+
+class Asked(NamedTuple):
+    """A block that is wanted."""
+
+    row: DraftRow
+    after: tuple[int, ...]  # tokens after the text that are not in it yet
+    n: int  # positions
+
+
+class BlockPass:
+    """Runs passes over texts that are computed."""
+
+    def __init__(self, texts: DraftTexts, model: DFlash, sampler: Sampler, width: int, draws: Draws | None) -> None:
+        """texts must have room for `scratch(model)` tokens behind the pages. width: candidates kept of a position."""
+        self._texts, self._reads, self._sampler, self._draws = texts, model.reads, sampler, draws
+        self._width, self._device = min(width, sampler.n_known), model.device
+        self._chances = [Chances(self._width, model.device) for _ in range(len(DEPTHS) + 1)]
+
+    @staticmethod
+    def scratch(model: DFlash) -> int:
+        """Tokens of scratch memory that a pass needs."""
+        return max(MOST_TOKENS, model.reads.block_size)
+
+    def n_positions(self, n_after: int, wanted: int) -> int:
+        """How many positions a block has, of those wanted, with so many tokens in place of masks."""
+        return max(0, min(wanted, self._reads.block_size - 1 - n_after))
+
+    def parts(self, asked: Sequence[Asked], most: int = MOST_TOKENS) -> Iterator[list[Asked]]:
+        """These blocks in parts of so many tokens, or one block."""
+        part: list[Asked] = []
+        n_tokens = 0
+        for each in asked:
+            n_own = 1 + len(each.after) + each.n
+            if part and n_tokens + n_own > most:
+                yield part
+                part, n_tokens = [], 0
+            part.append(each)
+            n_tokens += n_own
+        if part:
+            yield part
+
+    def __call__(self, asked: Sequence[Asked], fan_out: Tensor) -> list[Block]:  # [K+1]
+        """The blocks, of at most MOST_TOKENS tokens or one block; fan_out: of Saguaro sampling (draft/ranking.py)."""
+        step, masks = self._step(asked)
+        runner = self._texts.runner
+        logits = runner.logits(runner.hidden(step).index_select(0, masks))
+        split = logits.split([each.n for each in asked])
+        if self._draws is None and all(is_plain(each.row.request.params) for each in asked):
+            return self._at_once(asked, logits)
+        return self._in_turn(asked, split, fan_out)
+
+    def learn(self, block: Block, tokens: Sequence[int]) -> None:
+        """Learn what came after the text of a block: how often such candidates are right."""
+        by_group: dict[int, list[tuple[list[Candidate], int]]] = {}
+        for depth, (known, token) in enumerate(zip(block.positions, tokens, strict=False)):
+            by_group.setdefault(_group(depth), []).append((known, token))
+        for group, each in by_group.items():
+            bins = torch.zeros(1, len(each), self._width, dtype=torch.int64, device=self._device)
+            chosen, is_trial = bins[..., 0] - 1, bins > 0
+            for at, (known, token) in enumerate(each):
+                bins[0, at, : len(known)] = torch.tensor([one.bin for one in known], dtype=torch.int64)
+                is_trial[0, at, : len(known)] = True
+                chosen[0, at] = next((rank for rank, one in enumerate(known) if one.token == token), -1)
+            self._chances[group].learn(bins, chosen, is_trial)
+
+    def state(self) -> list[list[list[float]]]:
+        """To be kept (policy/kept.py)."""
+        return [each.state() for each in self._chances]
+
+    def restore(self, state: Sequence[list[list[float]]]) -> None:
+        """Continue from kept counts."""
+        for each, kept in zip(self._chances, state, strict=True):
+            each.restore(kept)
+
+    def _step(self, asked: Sequence[Asked]) -> tuple[Step, Tensor]:
+        """The step of these blocks, and where their masks are."""
+        texts, mask = self._texts, self._reads.mask_token
+        lengths = [1 + len(each.after) + each.n for each in asked]
+        starts = list(accumulate(lengths, initial=0))
+        tokens = [token for each in asked for token in (each.row.text[-1], *each.after, *[mask] * each.n)]
+        firsts = [len(each.row.text) - 1 for each in asked]
+        positions = [first + at for first, n in zip(firsts, lengths, strict=True) for at in range(n)]
+        masks = [end - each.n + at for each, end in zip(asked, starts[1:], strict=True) for at in range(each.n)]
+        n_texts = [texts.length(each.row) - 1 for each in asked]
+        pages = [texts.trunks[each.row.slot].table.pages for each in asked]
+        n_pages = max(map(len, pages))
+        widest = max(lengths)
+        own = [[*range(start, start + n), *[start] * (widest - n)] for start, n in zip(starts, lengths, strict=False)]
+        each_own = torch.tensor([places for places, n in zip(own, lengths, strict=True) for _ in range(n)])
+        small = {"dtype": torch.int32, "device": self._device}
+        step = Step(
+            tokens=torch.tensor(tokens, device=self._device),
+            positions=torch.tensor(positions, device=self._device),
+            kv_index=torch.arange(len(tokens), device=self._device) + texts.scratch,
+            logits_at=torch.zeros(0, dtype=torch.int64, device=self._device),
+            pages=torch.tensor([[*each, *[0] * (n_pages - len(each))] for each in pages], **small),  # type: ignore[arg-type]
+            starts=torch.tensor(starts, **small),  # type: ignore[arg-type]
+            lengths=torch.tensor([text + n for text, n in zip(n_texts, lengths, strict=True)], **small),  # type: ignore[arg-type]
+            n_queries=widest,
+            longest=max(positions) + 1,
+            nodes=Nodes(
+                texts=torch.tensor(n_texts, **small),  # type: ignore[arg-type]
+                seen=torch.tensor([t + n for t, n in zip(n_texts, lengths, strict=True) for _ in range(n)], **small),  # type: ignore[arg-type]
+                paths=(each_own + texts.scratch).to(self._device, torch.int32),
+            ),
+        )
+        return step, torch.tensor(masks, device=self._device)
+
+    def _at_once(self, asked: Sequence[Asked], logits: Tensor) -> list[Block]:  # [sum of n, V]
+        """All positions together: no rule of these requests looks at the tokens before."""
+        contexts = [_context(each, range(at)) for each in asked for at in range(each.n)]
+        tokens, scores = self._sampler.rank(logits, contexts, self._width)
+        sizes, said = [each.n for each in asked], list[Block]()
+        for each, own, score in zip(asked, tokens.split(sizes), scores.split(sizes), strict=True):
+            found = [self._candidates(each, at, (own[at], score[at])) for at in range(each.n)]
+            said.append(Block(len(each.row.text) + len(each.after), found))
+        return said
+
+    def _in_turn(self, asked: Sequence[Asked], logits: Sequence[Tensor], fan_out: Tensor) -> list[Block]:
+        """One position after the other, each after the first candidates of those before."""
+        found: list[list[list[Candidate]]] = [[] for _ in asked]
+        laws: list[list[Tensor]] = [[] for _ in asked]
+        for at in range(max(each.n for each in asked)):
+            here = [b for b, each in enumerate(asked) if at < each.n and all(found[b])]
+            if not here:
+                break
+            contexts = [_context(asked[b], [known[0].token for known in found[b]]) for b in here]
+            ranked, law = self._ranked(torch.stack([logits[b][at] for b in here]), contexts, fan_out, at)
+            for row, b in enumerate(here):
+                found[b].append(self._candidates(asked[b], at, (ranked[0][row], ranked[1][row])))
+                laws[b] += [] if law is None else [law[row].cpu()]
+        return [
+            Block(len(each.row.text) + len(each.after), own, law)
+            for each, own, law in zip(asked, found, laws, strict=True)
+        ]
+
+    def _ranked(
+        self, logits: Tensor, contexts: Sequence[Context], fan_out: Tensor, at: int
+    ) -> tuple[Ranked, Tensor | None]:
+        if self._draws is None:
+            return self._sampler.rank(logits, contexts, self._width), None
+        logits, each = self._sampler.shape(logits, contexts), rules(contexts, logits.device)
+        q = sampling.probabilities(logits, each)[:, : self._sampler.n_known]
+        logits = logits[:, : self._sampler.n_known]
+        if at >= len(fan_out) - 1:  # its candidates are bonus tokens: no draw is needed
+            return likeliest(logits, self._width), torch.zeros_like(q)
+        return self._draws(logits, q, (each.seeds, each.positions), self._width, fan_out[at : at + 1])
+
+    def _candidates(self, asked: Asked, at: int, ranked: Ranked) -> list[Candidate]:  # [W] each
+        """The tokens of a position that may come, with their chances."""
+        tokens, scores = ranked
+        is_greedy = torch.tensor(asked.row.request.params.temperature == 0, device=self._device)
+        chances, bins = self._chances[_group(at)](scores.float(), is_greedy)
+        if self._draws is not None:  # a later draw never goes before an earlier one
+            chances = chances.cummin(-1).values
+        facts = zip(tokens.tolist(), chances.exp().tolist(), bins.tolist(), strict=True)
+        return [Candidate(token, chance, own) for token, chance, own in facts if chance > 0]
+
+
+def _context(asked: Asked, before: Sequence[int]) -> Context:
+    """The request, and the tokens before a position: of plain requests only their number matters."""
+    if isinstance(before, range):
+        return asked.row.request, range(len(asked.after) + len(before))
+    return asked.row.request, [*asked.after, *before]
+
+
+def _group(depth: int) -> int:
+    """Which chances a position learns with."""
+    return sum(depth >= edge for edge in DEPTHS)
