@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from saguaro.config import DraftConfig
 from saguaro.device.graphs import bucket
@@ -33,6 +34,7 @@ from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVPlan
 from saguaro.method import METHODS, MODEL_FALLBACKS, Method, find_method
 from saguaro.model.dflash import DFlash
+from saguaro.model.dflash_config import DFlashSpec
 from saguaro.model.grammar import Grammars
 from saguaro.model.tokenizer import load_tokenizer
 from saguaro.model.transformer import Transformer
@@ -97,8 +99,8 @@ def _model_drafter(config: DraftConfig, model: Transformer, kernels: Kernels | N
         draws = Draws(config.saguaro_c, config.generation, model.device, n=n, kernels=kernels)
     kv, sampler, shape = _kv(config, model), Sampler(config.n_vocab, ranker_for(model.device)), draft_shape(config)
     planner = make_planner(config.growth, config.fan_out, bucket(config.max_rows))
-    if isinstance(model, DFlash):
-        return BlockDrafter(model, kv, sampler, shape, planner=planner, draws=draws, cut=config.cut)
+    if isinstance(model.reads, DFlashSpec):
+        return BlockDrafter(cast(DFlash, model), kv, sampler, shape, planner=planner, draws=draws, cut=config.cut)
     return TreeDrafter(
         model,
         kv,

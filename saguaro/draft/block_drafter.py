@@ -117,7 +117,7 @@ class BlockDrafter(DraftTexts):
         self.n_steps = 0
         shape, least = self._shape.at(len(rows), lookahead), budget.least if budget is not None else 0.0
         ready = self.ready(rows) if lookahead else []
-        self._draft(ready, min(shape.lookahead, lookahead))
+        self._draft(ready)
         slots = {row.slot for row in ready}
         found = [self._nodes(row, shape, lookahead, least) if row.slot in slots else (Nodes(), None) for row in rows]
         return Proposal(
@@ -133,7 +133,7 @@ class BlockDrafter(DraftTexts):
         if self._planner is not None:
             self._planner.learn(outcome)
         rows = self.ready(rows)
-        self._draft([row for row in rows if row.slot not in self._blocks], self._shape.lookahead)
+        self._draft([row for row in rows if row.slot not in self._blocks])
         self._catch_up(rows)
         asked = self._planned(rows)
         is_any = False
@@ -158,10 +158,10 @@ class BlockDrafter(DraftTexts):
         """See Drafter."""
         self._pass.restore(state["blocks"])
 
-    def _draft(self, rows: Sequence[DraftRow], depth: int) -> None:
-        """Blocks after these texts; with candidates for the bonus after a whole speculation, if outcomes are prepared."""
+    def _draft(self, rows: Sequence[DraftRow]) -> None:
+        """Blocks after these texts; they reach to the bonus after a whole speculation if outcomes are prepared."""
         self._catch_up(rows)
-        n = self._pass.n_positions(0, depth + self.prepares)
+        n = self._pass.n_positions(0, self._shape.lookahead + self.prepares)
         for part in self._pass.parts([Asked(row, (), n) for row in rows]):
             with self.runner.threads():
                 blocks = self._pass(part, self._fan_out()[0])
