@@ -144,7 +144,8 @@ def _policy(
 
 def make_policy(config: DraftConfig, primary: Proposer, suffix: Suffix | None = None) -> Policy:
     """What decides on the draft's side of a method. suffix: drafts for free, alone or before the primary."""
-    learnt = Learnt()
+    by_model = primary if isinstance(primary, TreeDrafter | BlockDrafter | Combined) else None
+    learnt = Learnt(is_prepared_alike=by_model is None or by_model.is_prepared_alike)
     misses: dict[str, Callable[[], Misses]] = {
         "empty": lambda: FixedMisses(NoProposer()),
         "draft": lambda: FixedMisses(primary),

@@ -87,7 +87,8 @@ def likeliest_outcomes(row: DraftRow, block: Block, n: int) -> list[Expected]:
     [Expected(tokens=(6,), chance=0.25), Expected(tokens=(5, 7, 9), chance=0.1875)]
     """
     tokens, parents = row.speculation, chain_of(row.parents, row.speculation)
-    paths, chances = [()], [1.0]  # type: tuple[list[tuple[int, ...]], list[float]]
+    paths: list[tuple[int, ...]] = [()]
+    chances = [1.0]
     for token, parent in zip(tokens, parents, strict=True):
         above, depth = chances[parent + 1], len(paths[parent + 1])
         paths.append((*paths[parent + 1], token))

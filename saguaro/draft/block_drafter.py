@@ -41,6 +41,7 @@ class BlockDrafter(DraftTexts):
 
     source = DRAFT
     step_choices: tuple[int, ...] = ()  # nothing to choose
+    is_prepared_alike = False  # see ModelDrafter
 
     def __init__(
         self,

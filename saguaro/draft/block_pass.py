@@ -140,13 +140,10 @@ class BlockPass:
 
     def _at_once(self, asked: Sequence[Asked], logits: Tensor) -> list[Block]:  # [sum of n, V]
         """All positions together: no rule of these requests looks at the tokens before."""
-        contexts = [_context(each, range(at)) for each in asked for at in range(each.n)]
-        tokens, scores = self._sampler.rank(logits, contexts, self._width)
-        sizes, said = [each.n for each in asked], list[Block]()
-        for each, own, score in zip(asked, tokens.split(sizes), scores.split(sizes), strict=True):
-            found = [self._candidates(each, at, (own[at], score[at])) for at in range(each.n)]
-            said.append(Block(len(each.row.text) + len(each.after), found))
-        return said
+        places = [(each, at) for each in asked for at in range(each.n)]
+        contexts = [_context(each, range(at)) for each, at in places]
+        found = iter(self._candidates(places, self._sampler.rank(logits, contexts, self._width)))
+        return [Block(len(each.row.text) + len(each.after), [next(found) for _ in range(each.n)]) for each in asked]
 
     def _in_turn(self, asked: Sequence[Asked], logits: Sequence[Tensor], fan_out: Tensor) -> list[Block]:
         """One position after the other, each after the first candidates of those before."""
@@ -158,8 +155,9 @@ class BlockPass:
                 break
             contexts = [_context(asked[b], [known[0].token for known in found[b]]) for b in here]
             ranked, law = self._ranked(torch.stack([logits[b][at] for b in here]), contexts, fan_out, at)
+            candidates = self._candidates([(asked[b], at) for b in here], ranked)
             for row, b in enumerate(here):
-                found[b].append(self._candidates(asked[b], at, (ranked[0][row], ranked[1][row])))
+                found[b].append(candidates[row])
                 laws[b] += [] if law is None else [law[row].cpu()]
         return [
             Block(len(each.row.text) + len(each.after), own, law)
@@ -178,15 +176,21 @@ class BlockPass:
             return likeliest(logits, self._width), torch.zeros_like(q)
         return self._draws(logits, q, (each.seeds, each.positions), self._width, fan_out[at : at + 1])
 
-    def _candidates(self, asked: Asked, at: int, ranked: Ranked) -> list[Candidate]:  # [W] each
-        """The tokens of a position that may come, with their chances."""
+    def _candidates(self, places: Sequence[tuple[Asked, int]], ranked: Ranked) -> list[list[Candidate]]:
+        """The tokens that may come at each of R places, with their chances; ranked: [R, W] each."""
         tokens, scores = ranked
-        is_greedy = torch.tensor(asked.row.request.params.temperature == 0, device=self._device)
-        chances, bins = self._chances[_group(at)](scores.float(), is_greedy)
-        if self._draws is not None:  # a later draw never goes before an earlier one
-            chances = chances.cummin(-1).values
-        facts = zip(tokens.tolist(), chances.exp().tolist(), bins.tolist(), strict=True)
-        return [Candidate(token, chance, own) for token, chance, own in facts if chance > 0]
+        greedy = torch.tensor([each.row.request.params.temperature == 0 for each, _ in places], device=self._device)
+        groups = [_group(at) for _, at in places]
+        found: list[list[Candidate]] = [[] for _ in places]
+        for group in set(groups):
+            rows = [row for row, own in enumerate(groups) if own == group]
+            chances, bins = self._chances[group](scores[rows].float(), greedy[rows])
+            if self._draws is not None:  # a later draw never goes before an earlier one
+                chances = chances.cummin(-1).values
+            facts = zip(rows, tokens[rows].tolist(), chances.exp().tolist(), bins.tolist(), strict=True)
+            for row, *own in facts:
+                found[row] = [Candidate(*each) for each in zip(*own, strict=True) if each[1] > 0]
+        return found
 
 
 def _context(asked: Asked, before: Sequence[int]) -> Context:

@@ -27,6 +27,10 @@ from saguaro.types import CACHE, SUFFIX, Outcome
 class ModelDrafter(Drafter, TreeProposer, Protocol):
     """A Drafter with a model, that is also a proposer of trees."""
 
+    @property
+    def is_prepared_alike(self) -> bool:
+        """Whether what is prepared equals what is drafted just in time."""
+
     def chances(self, slot: int) -> list[float]:
         """The probability that the text of this row runs through each node in flight, as estimated."""
 
@@ -42,6 +46,11 @@ class Combined:
         self.model, self.suffix = model, suffix
         self._shape, self._completes = shape, completes
         self.source, self.prepares = model.source, model.prepares
+
+    @property
+    def is_prepared_alike(self) -> bool:
+        """The model's."""
+        return self.model.is_prepared_alike
 
     @property
     def n_steps(self) -> int:

@@ -85,6 +85,11 @@ class TreeDrafter(DraftTexts):
         return self._growth.trees
 
     @property
+    def is_prepared_alike(self) -> bool:
+        """See ModelDrafter: not if nodes are read with the draft's own states."""
+        return self.inputs.nodes_are_text
+
+    @property
     def n_steps(self) -> int:
         """Steps of the last proposal."""
         return self._n_steps

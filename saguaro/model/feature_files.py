@@ -62,7 +62,8 @@ class FeatureFiles:
             if held[own][0] not in FLOATS:
                 raise CorruptModel(f"{folder} holds {name!r} as {held[own][0]}; weights are {', '.join(FLOATS)}")
         self.has_embedding, self.has_head = EMBEDDING in self._stored, HEAD in self._stored
-        self.has_fc = "fc.weight" in self._stored or reads.n_features != reads.layers.hidden
+        can_do_without = isinstance(reads, EagleSpec) and reads.n_features == reads.layers.hidden
+        self.has_fc = "fc.weight" in self._stored or not can_do_without
         self.token_map = self._read_token_map(MAP in held) if self.has_head else None
         self._check()
 

@@ -72,6 +72,7 @@ class Bench:
         self.side, self.taps, self.like = draft_side(config, model), model.reads.taps, like
         self.reference, self.said = Reference(folder, target_folder), list[Tensor]()
         assert isinstance(self.side.drafter, BlockDrafter)
+        assert self.side.drafter.runner.is_native == packed
         self.side.drafter.runner.logits = watched(self.side.drafter.runner.logits, self.said)  # type: ignore[method-assign,assignment]
 
     def begin(self, n: int) -> None:
@@ -173,6 +174,7 @@ def test_a_prepared_block_has_tokens_in_place_of_masks(
 
 REFUSED: dict[str, tuple[str, Callable[[Path], None], type[ModelError], str]] = {
     "no fc": ("z-lab", lambda f: without(f, "fc.weight"), CorruptModel, "lacks 1 tensors (fc.weight)"),
+    "no fc, though the sizes agree": ("llama", lambda f: without(f, "fc.weight"), CorruptModel, "(fc.weight)"),
     "no hidden_norm": ("z-lab", lambda f: without(f, "hidden_norm.weight"), CorruptModel, "(hidden_norm.weight)"),
     "a Markov head": (
         "z-lab",
