@@ -167,7 +167,7 @@ def make_policy(config: DraftConfig, primary: Proposer, suffix: Suffix | None = 
     elif config.suffix and config.fallback == "empty":
         chosen = FreeMisses(_free(suffix), learnt)
     depth = None
-    if config.fallback == "measured" and config.growth == "best" and isinstance(primary, TreeDrafter):
+    if config.fallback == "measured" and config.growth == "best" and isinstance(primary, TreeDrafter | BlockDrafter):
         depth = MeasuredDepth(primary, learnt)
     return Policy(learnt, chosen, prepares[config.prepare](), depth)
 

@@ -59,9 +59,7 @@ class BlockDrafter(DraftTexts):
         self._pass = BlockPass(self, model, sampler, shape.n_children, draws)
         self._shape, self._planner, self._cut, self.prepares = shape, planner, cut, shape.budget > 0
         self._blocks: dict[int, Block] = {}  # by slot: after the text
-        self._ahead: dict[
-            int, dict[tuple[int, ...], Block]
-        ] = {}  # by slot: after the text and the tokens of an outcome
+        self._ahead: dict[int, dict[tuple[int, ...], Block]] = {}  # by slot and by the tokens that an outcome adds
         self._likely: dict[int, list[float]] = {}  # by slot: of the nodes in flight
         self.levels: Mapping[int, Sequence[float]] = {}
         self.n_steps = 0
@@ -74,7 +72,9 @@ class BlockDrafter(DraftTexts):
         """Of the nodes in flight these are verified. Blocks are prepared for what the rows say, so nothing is kept."""
 
     def deepen(self, wanted: Sequence[Wanted], budget: GrowthBudget) -> None:
-        """Does nothing: a block has all its positions."""
+        """Verify what is worth it of blocks that hit. There is nothing to grow: a block has all its positions."""
+        self.n_steps = 0
+        self._put_in_flight(wanted, budget.least)
 
     def retire(self, slots: Sequence[int]) -> None:
         """Drop these rows. Unknown slots are ignored."""
@@ -104,10 +104,7 @@ class BlockDrafter(DraftTexts):
             if trunk is not None and found is not None and found.n_text == len(trunk.text):
                 self._blocks[slot] = found
         hits = [(row, n) for row, n in wanted if row.slot in self._blocks and row.request.params.prepare]
-        shape = self._shape.at(len(hits), max((n for _, n in hits), default=0))
-        for row, n in hits:
-            nodes, q = self._nodes(row, shape, n, 0.0)
-            row.propose(nodes.tokens, CACHE, q, None if shape.is_chain else nodes.parents)
+        self._put_in_flight(hits)
         served = {row.slot for row, _ in hits if row.speculation}
         return [(row, n) for row, n in wanted if row.slot not in served]
 
@@ -175,6 +172,13 @@ class BlockDrafter(DraftTexts):
         if behind:
             with self.runner.threads():
                 self.compute(behind)
+
+    def _put_in_flight(self, hits: Sequence[Wanted], least: float = 0.0) -> None:
+        """The likeliest nodes of prepared blocks."""
+        shape = self._shape.at(len(hits), max((n for _, n in hits), default=0))
+        for row, n in hits:
+            nodes, q = self._nodes(row, shape, n, least)
+            row.propose(nodes.tokens, CACHE, q, None if shape.is_chain else nodes.parents)
 
     def _nodes(self, row: DraftRow, shape: Shape, room: int, least: float) -> tuple[Nodes, Tensor | None]:
         """The likeliest nodes of a row's block, and what they were drawn from."""

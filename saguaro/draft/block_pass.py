@@ -29,6 +29,7 @@ from saguaro.target.sampler import Context, Sampler, is_plain, rules
 
 MOST_TOKENS = 128  # of a pass, or one block
 DEPTHS = (1, 2, 4, 8)  # bin edges: of positions that learn their chances together
+N_GROUPS = 2 * (len(DEPTHS) + 1)  # of blocks just in time, then of prepared ones
 
 
 class Asked(NamedTuple):
@@ -46,7 +47,7 @@ class BlockPass:
         """texts must have room for `scratch(model)` tokens behind the pages. width: candidates kept of a position."""
         self._texts, self._reads, self._sampler, self._draws = texts, model.reads, sampler, draws
         self._width, self._device = min(width, sampler.n_known), model.device
-        self._chances = [Chances(self._width, model.device) for _ in range(len(DEPTHS) + 1)]
+        self._chances = [Chances(self._width, model.device) for _ in range(N_GROUPS)]
 
     @staticmethod
     def scratch(model: DFlash) -> int:
@@ -57,7 +58,8 @@ class BlockPass:
         """How many positions a block has, of those wanted, with so many tokens in place of masks."""
         return max(0, min(wanted, self._reads.block_size - 1 - n_after))
 
-    def parts(self, asked: Sequence[Asked], most: int = MOST_TOKENS) -> Iterator[list[Asked]]:
+    @staticmethod
+    def parts(asked: Sequence[Asked], most: int = MOST_TOKENS) -> Iterator[list[Asked]]:
         """These blocks in parts of so many tokens, or one block."""
         part: list[Asked] = []
         n_tokens = 0
@@ -85,7 +87,7 @@ class BlockPass:
         """Learn what came after the text of a block: how often such candidates are right."""
         by_group: dict[int, list[tuple[list[Candidate], int]]] = {}
         for depth, (known, token) in enumerate(zip(block.positions, tokens, strict=False)):
-            by_group.setdefault(_group(depth), []).append((known, token))
+            by_group.setdefault(_group(depth, is_prepared=block.is_prepared), []).append((known, token))
         for group, each in by_group.items():
             bins = torch.zeros(1, len(each), self._width, dtype=torch.int64, device=self._device)
             chosen, is_trial = bins[..., 0] - 1, bins > 0
@@ -110,33 +112,39 @@ class BlockPass:
         lengths = [1 + len(each.after) + each.n for each in asked]
         starts = list(accumulate(lengths, initial=0))
         tokens = [token for each in asked for token in (each.row.text[-1], *each.after, *[mask] * each.n)]
-        firsts = [len(each.row.text) - 1 for each in asked]
-        positions = [first + at for first, n in zip(firsts, lengths, strict=True) for at in range(n)]
+        positions = [len(each.row.text) - 1 + at for each, n in zip(asked, lengths, strict=True) for at in range(n)]
         masks = [end - each.n + at for each, end in zip(asked, starts[1:], strict=True) for at in range(each.n)]
         n_texts = [texts.length(each.row) - 1 for each in asked]
         pages = [texts.trunks[each.row.slot].table.pages for each in asked]
         n_pages = max(map(len, pages))
-        widest = max(lengths)
-        own = [[*range(start, start + n), *[start] * (widest - n)] for start, n in zip(starts, lengths, strict=False)]
-        each_own = torch.tensor([places for places, n in zip(own, lengths, strict=True) for _ in range(n)])
-        small = {"dtype": torch.int32, "device": self._device}
         step = Step(
             tokens=torch.tensor(tokens, device=self._device),
             positions=torch.tensor(positions, device=self._device),
             kv_index=torch.arange(len(tokens), device=self._device) + texts.scratch,
             logits_at=torch.zeros(0, dtype=torch.int64, device=self._device),
-            pages=torch.tensor([[*each, *[0] * (n_pages - len(each))] for each in pages], **small),  # type: ignore[arg-type]
-            starts=torch.tensor(starts, **small),  # type: ignore[arg-type]
-            lengths=torch.tensor([text + n for text, n in zip(n_texts, lengths, strict=True)], **small),  # type: ignore[arg-type]
-            n_queries=widest,
+            pages=self._whole([[*each, *[0] * (n_pages - len(each))] for each in pages]),
+            starts=self._whole(starts),
+            lengths=self._whole([text + n for text, n in zip(n_texts, lengths, strict=True)]),
+            n_queries=max(lengths),
             longest=max(positions) + 1,
-            nodes=Nodes(
-                texts=torch.tensor(n_texts, **small),  # type: ignore[arg-type]
-                seen=torch.tensor([t + n for t, n in zip(n_texts, lengths, strict=True) for _ in range(n)], **small),  # type: ignore[arg-type]
-                paths=(each_own + texts.scratch).to(self._device, torch.int32),
-            ),
+            nodes=self._nodes(n_texts, starts),
         )
         return step, torch.tensor(masks, device=self._device)
+
+    def _nodes(self, n_texts: Sequence[int], starts: Sequence[int]) -> Nodes:
+        """Every token sees its row's text and its whole block."""
+        facts, first = list(zip(n_texts, starts, starts[1:], strict=False)), self._texts.scratch
+        widest = max(end - start for _, start, end in facts)
+        paths = [
+            [*range(first + start, first + end), *[0] * (widest - (end - start))]
+            for _, start, end in facts
+            for _ in range(start, end)
+        ]
+        seen = [text + end - start for text, start, end in facts for _ in range(start, end)]
+        return Nodes(texts=self._whole(n_texts), seen=self._whole(seen), paths=self._whole(paths))
+
+    def _whole(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self._device)
 
     def _at_once(self, asked: Sequence[Asked], logits: Tensor) -> list[Block]:  # [sum of n, V]
         """All positions together: no rule of these requests looks at the tokens before."""
@@ -159,10 +167,7 @@ class BlockPass:
             for row, b in enumerate(here):
                 found[b].append(candidates[row])
                 laws[b] += [] if law is None else [law[row].cpu()]
-        return [
-            Block(len(each.row.text) + len(each.after), own, law)
-            for each, own, law in zip(asked, found, laws, strict=True)
-        ]
+        return [_block(each, own, law) for each, own, law in zip(asked, found, laws, strict=True)]
 
     def _ranked(
         self, logits: Tensor, contexts: Sequence[Context], fan_out: Tensor, at: int
@@ -180,7 +185,7 @@ class BlockPass:
         """The tokens that may come at each of R places, with their chances; ranked: [R, W] each."""
         tokens, scores = ranked
         greedy = torch.tensor([each.row.request.params.temperature == 0 for each, _ in places], device=self._device)
-        groups = [_group(at) for _, at in places]
+        groups = [_group(at, is_prepared=bool(each.after)) for each, at in places]
         found: list[list[Candidate]] = [[] for _ in places]
         for group in set(groups):
             rows = [row for row, own in enumerate(groups) if own == group]
@@ -200,6 +205,10 @@ def _context(asked: Asked, before: Sequence[int]) -> Context:
     return asked.row.request, [*asked.after, *before]
 
 
-def _group(depth: int) -> int:
+def _block(asked: Asked, positions: list[list[Candidate]], laws: Sequence[Tensor] = ()) -> Block:
+    return Block(len(asked.row.text) + len(asked.after), positions, laws, is_prepared=bool(asked.after))
+
+
+def _group(depth: int, *, is_prepared: bool) -> int:
     """Which chances a position learns with."""
-    return sum(depth >= edge for edge in DEPTHS)
+    return sum(depth >= edge for edge in DEPTHS) + is_prepared * N_GROUPS // 2
