@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from saguaro import LLM, EngineConfig
+from saguaro import LLM, EngineConfig, Structured
 from saguaro.engine.assembly import Assembly
 from saguaro.errors import ConfigError, UnsupportedModel
 from saguaro.link.process import Timeouts
 from saguaro.model.tiny import write_tiny
 from saguaro.model.tiny_dflash import write_tiny_dflash
+from tests.engine.driver import run
 from tests.engine.test_eagle import PARAMS, PROMPTS, link_of, sample, tokens, watch
 from tests.link.target import is_running, until
 
@@ -105,6 +106,23 @@ def test_a_draft_that_is_killed_comes_back_without_the_features_it_missed(
 def test_beside_what_followed_earlier(method: str, plain: LLM, draft: str, expected: list[list[int]]) -> None:
     with plain.sibling(**{**SETTINGS, "method": method}, draft=f"suffix+{draft}", link="inline") as llm:
         assert tokens(llm) == expected
+
+
+@pytest.mark.parametrize("method", ["sd", "ssd-uniform"])
+def test_with_a_grammar_and_penalties(method: str, plain: LLM, draft: str) -> None:
+    """The candidates of a position follow the first ones of those before it."""
+    params = [
+        sample(structured=Structured(regex="(the|end|of)( the| end| of)*")),
+        sample(repetition_penalty=1.3, logit_bias={104: 3.0}),
+    ]
+    expected = [
+        plain.generate(prompt, one)[0].outputs[0].token_ids for prompt, one in zip(PROMPTS, params, strict=False)
+    ]
+    with plain.sibling(**{**SETTINGS, "method": method}, draft=draft, link="inline") as llm:
+        summary = watch(llm)
+        results = run(llm.engine, PROMPTS[:2], params)
+        assert [result.outputs[0].token_ids for result in results] == expected
+    assert summary.by_source["draft"] > 0
 
 
 def test_a_longer_lookahead_than_its_block_is_refused(plain: LLM, draft: str) -> None:
