@@ -6,8 +6,8 @@ While an outcome is awaited, the features of the text's last token and of those 
 Three ways to draft after k such tokens are compared on text that neither model has seen:
 
     features    as just in time: the features of all tokens but the last are known
-    tokens      the tokens stand in place of masks (saguaro/draft/block_pass.py)
-    last        only the last token is in the block; the others are left out
+    tokens      the tokens stand in the block in place of masks
+    last        the block begins with the last of them, and the others are left out (saguaro/draft/block_pass.py)
 
 Then the engine decodes with the draft. Both models read bytes of this project's files; nothing is downloaded.
 """
@@ -240,7 +240,7 @@ def decode(folder: Path, text: Tensor, args: Args) -> None:
     """Tokens per round of the engine, and accepted tokens by the source of a speculation."""
     starts = torch.linspace(0, len(text) - LENGTH, args.prompts).long().tolist()
     prompts: list[Any] = [text[start : start + 64].tolist() for start in starts]
-    with LLM(folder / "target", device="cpu", method="ar", threads=1, kv_memory="64MiB") as plain:
+    with LLM(folder / "target", device="cpu", method="ar", threads=1, kv_memory="64MiB", max_batch_rows=1) as plain:
         for temperature in (0.0, 1.0):
             params = SamplingParams(temperature=temperature, seed=1, max_tokens=args.max_tokens, ignore_eos=True)
             truth = [result.outputs[0].token_ids for result in plain.generate(prompts, params)]

@@ -4,9 +4,9 @@
     prepare   while the target verifies: one pass for the blocks after the likeliest outcomes, likeliest first
     serve     an outcome arrives: the block after it, if there is one, is the speculation
 
-The speculation cache maps the tokens that an outcome adds to the block after them. A prepared block is drafted without
-the features of these tokens, which come with the outcome: the tokens themselves stand in their places
-(draft/block_pass.py). What is verified is then a guess from a little less; the features are read before the next block.
+The speculation cache maps the tokens that an outcome adds to the block after them. A prepared block begins with the
+last of these tokens, and is drafted without the features of those before it, which come with the outcome. So it is a
+guess from less (docs/dflash.md has figures). The features are read before the next block.
 """
 
 import math
@@ -159,7 +159,7 @@ class BlockDrafter(DraftTexts):
     def _draft(self, rows: Sequence[DraftRow]) -> None:
         """Blocks after these texts; they reach to the bonus after a whole speculation if outcomes are prepared."""
         self._catch_up(rows)
-        n = self._pass.n_positions(0, self._shape.lookahead + self.prepares)
+        n = self._pass.n_positions(self._shape.lookahead + self.prepares)
         for part in self._pass.parts([Asked(row, (), n) for row in rows]):
             with self.runner.threads():
                 blocks = self._pass(part, self._fan_out()[0])
@@ -197,9 +197,8 @@ class BlockDrafter(DraftTexts):
             each.sort(key=lambda pair: -pair[1].chance)
         else:
             each = self._by_planner(rows, self._planner, budget)
-        wanted = self._shape.lookahead + 1
-        asked = [Asked(row, one.tokens, self._pass.n_positions(len(one.tokens), wanted)) for row, one in each]
-        return [one for one in asked if one.n > 0]
+        n = self._pass.n_positions(self._shape.lookahead + 1)
+        return [Asked(row, one.tokens, n) for row, one in each]
 
     def _by_planner(self, rows: Sequence[DraftRow], planner: Planner, budget: int) -> list[tuple[DraftRow, Expected]]:
         """Outcomes of chains."""

@@ -2,9 +2,9 @@
 
     row's pages     c0 c1 c2                 keys and values of the text, from features (DraftTexts.compute)
     block           t3 m  m  m               the last token and masks, at the positions 3, 4, 5, 6
-    after an outcome that is not known yet:
-    block           t3 a  b  m  m  m         accepted tokens and the bonus stand in place of masks: their features, and
-                                             that of t3, come only with the outcome
+    after an outcome that is not known yet, which adds a and b:
+    block           b  m  m  m               at the positions 5, 6, 7, 8; it sees c0 c1 c2, because the features of t3
+                                             and a come only with the outcome
 
 A block's keys and values lie in scratch memory until the pass is over. Every token of a block sees the row's pages and
 the whole block (attention.step.Nodes).
@@ -37,7 +37,17 @@ class Asked(NamedTuple):
 
     row: DraftRow
     after: tuple[int, ...]  # tokens after the text that are not in it yet
-    n: int  # positions
+    n: int  # positions that are drafted
+
+    @property
+    def last(self) -> int:
+        """The token that the block begins with."""
+        return self.after[-1] if self.after else self.row.text[-1]
+
+    @property
+    def n_text(self) -> int:
+        """Tokens before the first position that is drafted."""
+        return len(self.row.text) + len(self.after)
 
 
 class BlockPass:
@@ -54,9 +64,9 @@ class BlockPass:
         """Tokens of scratch memory that a pass needs."""
         return max(MOST_TOKENS, model.reads.block_size)
 
-    def n_positions(self, n_after: int, wanted: int) -> int:
-        """How many positions a block has, of those wanted, with so many tokens in place of masks."""
-        return max(0, min(wanted, self._reads.block_size - 1 - n_after))
+    def n_positions(self, wanted: int) -> int:
+        """How many positions a block has, of those wanted."""
+        return min(wanted, self._reads.block_size - 1)
 
     @staticmethod
     def parts(asked: Sequence[Asked], most: int = MOST_TOKENS) -> Iterator[list[Asked]]:
@@ -64,7 +74,7 @@ class BlockPass:
         part: list[Asked] = []
         n_tokens = 0
         for each in asked:
-            n_own = 1 + len(each.after) + each.n
+            n_own = 1 + each.n
             if part and n_tokens + n_own > most:
                 yield part
                 part, n_tokens = [], 0
@@ -109,10 +119,10 @@ class BlockPass:
     def _step(self, asked: Sequence[Asked]) -> tuple[Step, Tensor]:
         """The step of these blocks, and where their masks are."""
         texts, mask = self._texts, self._reads.mask_token
-        lengths = [1 + len(each.after) + each.n for each in asked]
+        lengths = [1 + each.n for each in asked]
         starts = list(accumulate(lengths, initial=0))
-        tokens = [token for each in asked for token in (each.row.text[-1], *each.after, *[mask] * each.n)]
-        positions = [len(each.row.text) - 1 + at for each, n in zip(asked, lengths, strict=True) for at in range(n)]
+        tokens = [token for each in asked for token in (each.last, *[mask] * each.n)]
+        positions = [each.n_text - 1 + at for each in asked for at in range(1 + each.n)]
         masks = [end - each.n + at for each, end in zip(asked, starts[1:], strict=True) for at in range(each.n)]
         n_texts = [texts.length(each.row) - 1 for each in asked]
         pages = [texts.trunks[each.row.slot].table.pages for each in asked]
@@ -151,7 +161,7 @@ class BlockPass:
         places = [(each, at) for each in asked for at in range(each.n)]
         contexts = [_context(each, range(at)) for each, at in places]
         found = iter(self._candidates(places, self._sampler.rank(logits, contexts, self._width)))
-        return [Block(len(each.row.text) + len(each.after), [next(found) for _ in range(each.n)]) for each in asked]
+        return [_block(each, [next(found) for _ in range(each.n)]) for each in asked]
 
     def _in_turn(self, asked: Sequence[Asked], logits: Sequence[Tensor], fan_out: Tensor) -> list[Block]:
         """One position after the other, each after the first candidates of those before."""
@@ -206,7 +216,7 @@ def _context(asked: Asked, before: Sequence[int]) -> Context:
 
 
 def _block(asked: Asked, positions: list[list[Candidate]], laws: Sequence[Tensor] = ()) -> Block:
-    return Block(len(asked.row.text) + len(asked.after), positions, laws, is_prepared=bool(asked.after))
+    return Block(asked.n_text, positions, laws, is_prepared=bool(asked.after))
 
 
 def _group(depth: int, *, is_prepared: bool) -> int:

@@ -97,8 +97,8 @@ def test_a_token_of_another_proposer_is_unlikely_but_possible() -> None:
 
 def test_blocks_are_run_in_parts() -> None:
     row: Any = a_row([], None)
-    asked = [Asked(row, (1,) * n, 5) for n in (0, 2, 4, 0, 1)]
-    sizes = [[1 + len(each.after) + each.n for each in part] for part in BlockPass.parts(asked, 14)]
+    asked = [Asked(row, (), n) for n in (5, 7, 9, 5, 6)]
+    sizes = [[1 + each.n for each in part] for part in BlockPass.parts(asked, 14)]
     assert sizes == [[6, 8], [10], [6, 7]]
     assert [len(part) for part in BlockPass.parts(asked, 1)] == [1] * 5
     assert list(BlockPass.parts([], MOST_TOKENS)) == []

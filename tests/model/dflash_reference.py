@@ -1,13 +1,12 @@
 """DFlash written out from its description: whole sequences, dictionaries of tensors, no cache and no pages.
 
 context       hidden_norm(fc(features of the text but its last token)), which no norm of a layer is applied to
-block         embeddings of the last token and of masks, at the positions that follow the context
+block         embeddings of the last token and of masks, at their positions in the text
 a layer       keys and values of [context, norm(block)], queries of norm(block); every query sees every key
 logits        head(norm(output)) at the masks; row j of an own head is token j + d2t[j]
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -29,17 +28,17 @@ class Reference:
         found: int = self.config.get("dflash_config", self.config)["mask_token_id"]
         return found
 
-    def logits(self, features: Tensor, known: Sequence[int], n: int) -> Tensor:  # [c, F] -> [n, V]
-        """At n masks behind the tokens that are known of a block, the first of them at position c."""
+    def logits(self, features: Tensor, last: int, first: int, n: int) -> Tensor:  # [c, F] -> [n, V]
+        """At n masks behind the last token that is known, which has the position `first`."""
         context = self._norm(features @ self.weights["fc.weight"].T, self.weights["hidden_norm.weight"])
-        x = self.of_target["model.embed_tokens.weight"][torch.tensor([*known, *[self.mask] * n])]
+        x = self.of_target["model.embed_tokens.weight"][torch.tensor([last, *[self.mask] * n])]
         for index in range(self.inner["num_hidden_layers"]):
             w = {name.removeprefix(f"layers.{index}."): one for name, one in self.weights.items()}
-            x = x + self._attend(context, self._norm(x, w["input_layernorm.weight"]), w)
+            x = x + self._attend(context, self._norm(x, w["input_layernorm.weight"]), first, w)
             read = self._norm(x, w["post_attention_layernorm.weight"])
             gate, up = read @ w["mlp.gate_proj.weight"].T, read @ w["mlp.up_proj.weight"].T
             x = x + (torch.nn.functional.silu(gate) * up) @ w["mlp.down_proj.weight"].T
-        return self._head(self._norm(x[len(known) :], self.weights["norm.weight"]))
+        return self._head(self._norm(x[1:], self.weights["norm.weight"]))
 
     def _head(self, normed: Tensor) -> Tensor:
         if "lm_head.weight" not in self.weights:
@@ -55,23 +54,24 @@ class Reference:
         eps: float = self.inner["rms_norm_eps"]
         return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
-    def _attend(self, context: Tensor, x: Tensor, w: dict[str, Tensor]) -> Tensor:
+    def _attend(self, context: Tensor, x: Tensor, first: int, w: dict[str, Tensor]) -> Tensor:
         n_heads, n_kv = self.inner["num_attention_heads"], self.inner["num_key_value_heads"]
         both = torch.cat((context, x))
         q = (x @ w["self_attn.q_proj.weight"].T).view(len(x), n_heads, -1)
         k, v = ((both @ w[f"self_attn.{one}_proj.weight"].T).view(len(both), n_kv, -1) for one in "kv")
         if "self_attn.q_norm.weight" in w:
             q, k = self._norm(q, w["self_attn.q_norm.weight"]), self._norm(k, w["self_attn.k_norm.weight"])
-        q, k = self._turn(q, len(context)), self._turn(k, 0)
+        positions = torch.cat((torch.arange(len(context)), torch.arange(first, first + len(x))))
+        q, k = self._turn(q, positions[len(context) :]), self._turn(k, positions)
         k, v = (one.repeat_interleave(n_heads // n_kv, 1) for one in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
         mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
         return mixed.reshape(len(x), -1) @ w["self_attn.o_proj.weight"].T
 
-    def _turn(self, heads: Tensor, first: int) -> Tensor:  # [n, heads, d], from this position on
+    def _turn(self, heads: Tensor, positions: Tensor) -> Tensor:  # [n, heads, d], [n]
         half = heads.shape[-1] // 2
         rates = self.inner["rope_theta"] ** (-torch.arange(half) / half)
-        angle = torch.arange(first, first + len(heads))[:, None] * rates
+        angle = positions[:, None] * rates
         cos, sin = angle.cos()[:, None], angle.sin()[:, None]
         left, right = heads[..., :half], heads[..., half:]
         return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)

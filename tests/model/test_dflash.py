@@ -90,10 +90,11 @@ class Bench:
         own = Features(none, none + start, none + len(features), features)
         return Outcome(none, none + n_accepted, none + n_accepted, torch.tensor([text[-1]]), features=own)
 
-    def expected(self, text: Sequence[int], known: Sequence[int], n: int) -> Tensor:
+    def expected(self, text: Sequence[int], added: Sequence[int], n: int) -> Tensor:
         """The logits at n masks after a text and tokens that it does not have yet."""
         features = features_of(self.like, text, self.taps)[: len(text) - 1]
-        return self.reference.logits(features, [text[-1], *known], n)
+        both = [*text, *added]
+        return self.reference.logits(features, both[-1], len(both) - 1, n)
 
     def check(self, text: Sequence[int], n: int) -> list[int]:
         """What was drafted after this text."""
@@ -134,14 +135,14 @@ def test_logits_are_those_of_the_description(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_prepared_block_has_tokens_in_place_of_masks(
+def test_a_prepared_block_begins_with_the_bonus(
     layout: str, tmp_path: Path, target_folder: Path, target: Transformer, reference_target: Any
 ) -> None:
     """The features of the text's last token and of those that an outcome adds are not known while it is awaited."""
     folder = write_tiny_dflash(tmp_path, layout, target_folder, seed=5)
     settings: dict[str, Any] = {"lookahead": 3, "budget": 8, "growth": "uniform"}
     bench = Bench(folder, target_folder, target, reference_target, **settings)
-    side, most = bench.side, LAYOUTS[layout]["block_size"] - 1
+    side = bench.side
     bench.begin(3)
     flight = bench.check(TEXT, 4)
     bench.said.clear()
@@ -151,7 +152,7 @@ def test_a_prepared_block_has_tokens_in_place_of_masks(
     assert len(blocks) == 8
     said = torch.cat(bench.said)
     for added, block in blocks.items():
-        n = min(4, most - len(added))
+        n = min(4, LAYOUTS[layout]["block_size"] - 1)
         assert len(block.positions) == n
         expected = bench.expected(TEXT, added, n)
         assert torch.allclose(said[:n], expected, atol=1e-4, rtol=1e-4)

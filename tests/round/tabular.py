@@ -143,20 +143,21 @@ class TabularBlock(Tabular):
         memory = torch.zeros(len(tokens), 2, 2, dtype=torch.float64)  # a key and a value; all keys are alike
         if beside is not None:
             memory[:, 1] = beside
+            memory[:, 1, 1] = 1  # counts the text
             where.memory.index_copy_(0, where.kv_index, memory)
             return torch.as_tensor(beside)
         where.memory.index_copy_(0, where.kv_index, memory)
-        mean = attention.run(0, torch.zeros(len(tokens), 1, 2, dtype=torch.float64))[:, 0]
-        found, known, n_keys = [], 0, 0
+        means = attention.run(0, torch.zeros(len(tokens), 1, 2, dtype=torch.float64)).tolist()
+        found, known, length = [], 0, 0
         for at, (token, position) in enumerate(zip(tokens.tolist(), positions.tolist(), strict=True)):
-            if token != self.mask and (at == 0 or int(tokens[at - 1]) == self.mask):  # a block begins
-                end = next(
-                    (n for n in range(at + 1, len(tokens)) if int(positions[n]) != position + n - at), len(tokens)
-                )
-                n_keys = position + end - at
-            known = token if token != self.mask else known
-            total = float(mean[at]) * n_keys
-            assert abs(total - round(total)) < 1e-6, "keys that are not those of a text"
+            if token != self.mask:  # a block begins
+                known = token
+                length = next((n for n in range(at + 1, len(tokens)) if int(tokens[n]) != self.mask), len(tokens)) - at
+            total, share = means[at]
+            n_text = length * share / (1 - share)
+            total *= n_text + length
+            is_text = abs(n_text - round(n_text)) < 1e-6 and abs(total - round(total)) < 1e-6
+            assert is_text, "keys that are not those of a text"
             law = self._logits if self.law.ndim == 3 else self._logits[round(total) % 2]
             found.append(law[position - 1, known] if token == self.mask else law[position, known])
         return torch.stack(found)

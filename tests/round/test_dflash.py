@@ -106,7 +106,7 @@ class Checked(Inline):
         assert own is not None
         other._catch_up(other.ready([own]))
         with torch.inference_mode():
-            n_positions = drafter._pass.n_positions(len(known), 4 + drafter.prepares)
+            n_positions = drafter._pass.n_positions(4 + drafter.prepares)
             said = other._pass([Asked(own, tuple(known), n_positions)], torch.ones(5))[0]
         mine, theirs = memory_of(drafter, row), memory_of(other, own)
         shared = min(mine.shape[1], theirs.shape[1])
