@@ -37,7 +37,7 @@ class Block:
 
     n_text: int  # tokens of the text
     positions: list[list[Candidate]]  # [P] best first; under rejection the draws first
-    laws: Sequence[Tensor] = ()  # [P] of [V]: what each position's draws were drawn from; empty: shared noise
+    laws: Sequence[Tensor] = ()  # [K] of [V]: what each position's draws were drawn from; empty: shared noise
     is_prepared: bool = False  # without the features of the last tokens
 
     def nodes(self, shape: Shape, room: int, least: float = 0.0, cut: float = 0.0) -> Nodes:

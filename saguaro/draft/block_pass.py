@@ -188,7 +188,7 @@ class BlockPass:
         q = sampling.probabilities(logits, each)[:, : self._sampler.n_known]
         logits = logits[:, : self._sampler.n_known]
         if at >= len(fan_out) - 1:  # its candidates are bonus tokens: no draw is needed
-            return likeliest(logits, self._width), torch.zeros_like(q)
+            return likeliest(logits, self._width), None
         return self._draws(logits, q, (each.seeds, each.positions), self._width, fan_out[at : at + 1])
 
     def _candidates(self, places: Sequence[tuple[Asked, int]], ranked: Ranked) -> list[list[Candidate]]:
