@@ -49,7 +49,7 @@ BESIDE = ["sd suffix", "ssd suffix", "ssd suffix trees", "pearl suffix"]  # besi
 ALONE = ["suffix", "suffix trees"]  # without a model
 MODEL_VARIANTS = [name for name in (*METHODS, *TREES, *BESIDE) if METHODS[name.split()[0]].needs_model]
 # With a draft of blocks in place of one that drafts token by token (tests/round/test_dflash.py has the other methods).
-BLOCKS = ["sd block", "ssd-uniform block", "ssd block trees"]
+BLOCKS = ["ssd-uniform block", "ssd block trees"]
 VARIANTS = [*METHODS, *TREES, *BESIDE, *ALONE, *BLOCKS]
 SIZES = [(1, 1), (1, 6), (4, 1), (4, 6)]  # lookahead, budget
 

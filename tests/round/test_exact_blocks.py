@@ -14,12 +14,13 @@ from torch import Tensor
 from saguaro.draft.best_first import Nodes
 from saguaro.draft.block import Block
 from saguaro.draft.block_drafter import BlockDrafter
-from tests.round.tabular import RULES, Found, Late, Setting, under
+from tests.round.tabular import Found, Late, Setting, under
 from tests.round.test_exact import LENGTH, PAIR, SURER, TARGET, check, is_wrong
 from tests.round.test_exact_trees import DRAFT as READING
 from tests.round.test_exact_trees import TARGET as READ
 
-METHODS = ("sd", "pearl", "ssd-uniform", "saguaro", "ssd")
+CASES = [("sd", "shared", LENGTH), ("sd", "rejection", LENGTH), ("pearl", "shared", 3), ("ssd-uniform", "shared", 3)]
+CASES += [("ssd-uniform", "rejection", 3), ("saguaro", "rejection", 3), ("ssd", "shared", LENGTH)]
 
 
 def setting(rule: str, method: str = "ssd", **others: object) -> Setting:
@@ -41,10 +42,8 @@ def assert_varied(found: Found) -> None:
     assert found.accepted[1] > 0
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("method", METHODS)
-def test_blocks_have_the_targets_law(method: str, rule: str) -> None:
-    n = 3 if rule == "rejection" and method != "sd" else LENGTH  # every block has paths of its own
+@pytest.mark.parametrize(("method", "rule", "n"), CASES)
+def test_blocks_have_the_targets_law(method: str, rule: str, n: int) -> None:
     found = check(setting(rule, method, max_tokens=n))
     assert found.n_accepted > 0
     assert found.n_rejected > 0
