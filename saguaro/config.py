@@ -226,8 +226,8 @@ class EngineConfig:
     """How an engine is built."""
 
     draft: str | None = None
-    """The draft: a folder or .gguf file with the target's vocabulary, an EAGLE-3 draft of the target, a Hub id, or
-    drop:I,J,... for the target without those layers; the default model has one of its own. suffix: what followed
+    """The draft: a folder or .gguf file with the target's vocabulary, an EAGLE-3 or DFlash draft of the target, a Hub
+    id, or drop:I,J,... for the target without those layers; the default model has one of its own. suffix: what followed
     earlier in the text, without a model; suffix+DRAFT: the likelier of both, where suffix+default takes the default
     model's own. Or tcp://HOST:PORT, a draft that `saguaro draft` serves, perhaps on another machine; tcp://HOST:PORT/NAME:
     only if it serves the model of that name; several of them with commas share the requests."""

@@ -5,12 +5,14 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from saguaro.config import DraftConfig
 from saguaro.device.graphs import bucket, captured_sizes
-from saguaro.draft.combined import Combined
+from saguaro.draft.block_drafter import BlockDrafter
+from saguaro.draft.combined import Combined, ModelDrafter
 from saguaro.draft.drafter import Drafter, NoDrafter
 from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.growth import Shape
@@ -33,7 +35,8 @@ from saguaro.kernels.best import ranker_for
 from saguaro.kernels.bundle import Kernels, kernels_for
 from saguaro.kv.memory import KVPlan
 from saguaro.method import METHODS, MODEL_FALLBACKS, Method, find_method
-from saguaro.model.eagle import Eagle
+from saguaro.model.dflash import DFlash
+from saguaro.model.dflash_config import DFlashSpec
 from saguaro.model.grammar import Grammars
 from saguaro.model.tokenizer import load_tokenizer
 from saguaro.model.transformer import Transformer
@@ -61,16 +64,17 @@ def draft_side(
     suffix = None
     if config.suffix or config.fallback == "suffix":
         drafter = suffix = Suffix(draft_shape(config), config.n_vocab, config.suffix_store)
-    if isinstance(model, Eagle) and kernels is not None:
+    if model is not None and model.reads is not None and kernels is not None:
         raise ConfigError(
             f"the draft {config.draft} reads features of its target, and this device ({model.device}) runs captured "
             "steps, which have none; set device and draft_device to cpu, or use another draft"
         )
     if model is not None:
-        drafter = primary = _tree_drafter(config, model, kernels)
+        model_drafter = _model_drafter(config, model, kernels)
+        drafter = primary = model_drafter
         if suffix is not None:
             completes = config.verification == "shared" and config.growth in ("nothing", "best")
-            drafter = primary = Combined(drafter, suffix, draft_shape(config), completes=completes)
+            drafter = primary = Combined(model_drafter, suffix, draft_shape(config), completes=completes)
     policy, kept = _policy(config, primary, drafter, suffix)
     return DraftSide(
         drafter,
@@ -99,19 +103,23 @@ def draft_shape(config: DraftConfig) -> Shape:
     return Shape(config.lookahead, config.most_nodes, config.width, budget, n_children)
 
 
-def _tree_drafter(config: DraftConfig, model: Transformer, kernels: Kernels | None) -> TreeDrafter:
+def _model_drafter(config: DraftConfig, model: Transformer, kernels: Kernels | None) -> ModelDrafter:
     draws = None
     if config.verification == "rejection":
         n = 1 if draft_shape(config).is_chain else draft_shape(config).n_children
         draws = Draws(config.saguaro_c, config.generation, model.device, n=n, kernels=kernels)
+    kv, sampler, shape = _kv(config, model), Sampler(config.n_vocab, ranker_for(model.device)), draft_shape(config)
+    planner = make_planner(config.growth, config.fan_out, bucket(config.max_rows))
+    if isinstance(model.reads, DFlashSpec):
+        return BlockDrafter(cast(DFlash, model), kv, sampler, shape, planner=planner, draws=draws, cut=config.cut)
     return TreeDrafter(
         model,
-        _kv(config, model),
-        Sampler(config.n_vocab, ranker_for(model.device)),
-        draft_shape(config),
+        kv,
+        sampler,
+        shape,
         max_rows=config.max_rows,
         n_known=config.n_vocab,
-        planner=make_planner(config.growth, config.fan_out, bucket(config.max_rows)),
+        planner=planner,
         draws=draws,
         cut=config.cut,
         kernels=kernels,
@@ -147,7 +155,8 @@ def _policy(
 
 def make_policy(config: DraftConfig, primary: Proposer, suffix: Suffix | None = None) -> Policy:
     """What decides on the draft's side of a method. suffix: drafts for free, alone or before the primary."""
-    learnt = Learnt()
+    by_model = primary if isinstance(primary, TreeDrafter | BlockDrafter | Combined) else None
+    learnt = Learnt(is_prepared_alike=by_model is None or by_model.is_prepared_alike)
     misses: dict[str, Callable[[], Misses]] = {
         "empty": lambda: FixedMisses(NoProposer()),
         "draft": lambda: FixedMisses(primary),
@@ -169,13 +178,13 @@ def make_policy(config: DraftConfig, primary: Proposer, suffix: Suffix | None = 
     elif config.suffix and config.fallback == "empty":
         chosen = FreeMisses(_free(suffix), learnt)
     depth = None
-    if config.fallback == "measured" and config.growth == "best" and isinstance(primary, TreeDrafter):
+    if config.fallback == "measured" and config.growth == "best" and isinstance(primary, TreeDrafter | BlockDrafter):
         depth = MeasuredDepth(primary, learnt)
     return Policy(learnt, chosen, prepares[config.prepare](), depth)
 
 
 def _measured(primary: Proposer, backup: Proposer | None, learnt: Learnt) -> Misses:
-    assert isinstance(primary, TreeDrafter | Combined)
+    assert isinstance(primary, TreeDrafter | BlockDrafter | Combined)
     return MeasuredMisses(primary, backup, learnt)
 
 

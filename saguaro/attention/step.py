@@ -67,7 +67,7 @@ class Step:
     n_queries: int  # upper bound of a row's tokens
     longest: int  # upper bound of lengths
     nodes: Nodes | None = None  # None: every row is a chain
-    features: Tensor | None = None  # [T, D]: what a model reads beside tokens (model/eagle.py); None: nothing
+    features: Tensor | None = None  # [T, D]: what a model reads beside tokens (draft/inputs.py); None: nothing
 
 
 def make_step(segments: Sequence[Segment], page_size: int, device: torch.device) -> Step:

@@ -20,8 +20,9 @@ from saguaro import rng
 from saguaro.distill.student import config_of, half_for, write_draft
 from saguaro.errors import ConfigError
 from saguaro.model.eagle import Eagle
-from saguaro.model.eagle_config import IDS, LEAST_LAYERS, EagleSpec, default_taps, is_eagle, read_eagle_spec
-from saguaro.model.eagle_files import EagleFiles, load_eagle, places, stored_name
+from saguaro.model.eagle_config import IDS, LEAST_LAYERS, EagleSpec, default_taps, read_eagle_spec
+from saguaro.model.feature_config import reads_features
+from saguaro.model.feature_files import FeatureFiles, load_feature_draft, places, stored_name
 from saguaro.model.load import Loaded
 from saguaro.model.shapes import EMBEDDING, HEAD
 from saguaro.model.spec import ModelSpec
@@ -78,14 +79,15 @@ def make_head(target: Transformer, taps: Sequence[int], ids: Tensor, seed: int) 
 def load_head(folder: Path, target: Loaded) -> Eagle:
     """An EAGLE-3 draft of this target, in float32, to train on."""
     model = target.model
-    if not is_eagle(folder):
+    if reads_features(folder) != EagleSpec.name:
         raise ConfigError(f"start is {folder}, which is no EAGLE-3 draft; give the folder of one, or leave start out")
-    files = EagleFiles(folder, read_eagle_spec(folder, model.spec))
-    if min(files.eagle.taps) < 1:
+    files = FeatureFiles(folder, read_eagle_spec(folder, model.spec))
+    if min(files.reads.taps) < 1:
         raise ConfigError(f"start is {folder}, which reads the target's embedding as a feature; this is not written")
     own = None if files.has_embedding else model.embedding
     lent = None if files.has_head else model.head
-    head = load_eagle(files, model.device, torch.float32, None, embedding=own, head=lent)
+    head = load_feature_draft(files, model.device, torch.float32, None, embedding=own, head=lent)
+    assert isinstance(head, Eagle)
     if files.has_embedding:
         if head.embedding.shape != model.embedding.shape or _differ(head.embedding, model.embedding):
             raise ConfigError(
@@ -99,7 +101,7 @@ def load_head(folder: Path, target: Loaded) -> Eagle:
 @torch.no_grad()
 def with_rows(head: Eagle, target: Transformer, ids: Tensor) -> Eagle:  # [head rows] int64
     """The draft with a head of these tokens: rows that it has are kept, the others are copied from the target."""
-    eagle = replace(head.eagle, n_draft_vocab=len(ids))
+    eagle = replace(head.reads, n_draft_vocab=len(ids))
     has_fc = head.fc is not None
     changed = Eagle(eagle, head.device, head.dtype, token_map=ids, has_fc=has_fc, embedding=head.embedding)
     theirs = places(head)
@@ -125,7 +127,7 @@ def save_head(head: Eagle, folder: Path, dtype: torch.dtype | None = None) -> No
     ids = ids.cpu()
     tensors["d2t"] = ids - torch.arange(len(ids))
     tensors["t2d"] = torch.zeros(head.spec.n_vocab, dtype=torch.bool).index_fill_(0, ids, True)
-    write_draft(folder, tensors, {**config_of_head(head.eagle), "torch_dtype": str(dtype).removeprefix("torch.")})
+    write_draft(folder, tensors, {**config_of_head(head.reads), "torch_dtype": str(dtype).removeprefix("torch.")})
 
 
 def config_of_head(eagle: EagleSpec) -> dict[str, Any]:

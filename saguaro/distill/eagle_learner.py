@@ -33,7 +33,7 @@ class EagleLearner:
         decay = DECAY if recipe.unroll_decay is None else recipe.unroll_decay
         share = decay ** torch.arange(n_steps, dtype=torch.float32, device=draft.device)
         self._share = share / share.sum()  # [S]: of each step in the loss
-        self.about: Mapping[str, Any] = {"kind": "eagle3", "feature layers": list(draft.eagle.taps)}
+        self.about: Mapping[str, Any] = {"kind": "eagle3", "feature layers": list(draft.reads.taps)}
         assert draft.token_map is not None, "a head of its own is trained"
         can_say = torch.zeros(target.spec.n_vocab, dtype=torch.bool, device=draft.device)
         self._can_say = can_say.index_fill_(0, draft.token_map, True)  # [V]
@@ -56,7 +56,7 @@ class EagleLearner:
     @torch.no_grad()
     def _features(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The target's hidden states at the batch's positions [n, D], and the features of its tokens [B, L - 1, F]."""
-        width = self.draft.eagle.n_features
+        width = self.draft.reads.n_features
         kept = torch.empty(batch.tokens.numel(), width, device=self.target.device, dtype=self.target.dtype)
-        theirs = hidden_states(self.target, batch.tokens, Taps(self.draft.eagle.taps, kept))
+        theirs = hidden_states(self.target, batch.tokens, Taps(self.draft.reads.taps, kept))
         return theirs.index_select(0, batch.at), kept.view(*batch.tokens.shape, width)[:, :-1]

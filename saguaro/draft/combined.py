@@ -12,25 +12,45 @@ outcomes, which are continuations of what is in flight.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from saguaro.draft.best_first import NOT_DRAFTED, Nodes
-from saguaro.draft.drafter import Prepared
-from saguaro.draft.grow import TreeDrafter
+from saguaro.draft.drafter import Drafter, Prepared
 from saguaro.draft.growth import Shape
 from saguaro.draft.policy.kept import State
+from saguaro.draft.policy.misses import TreeProposer
 from saguaro.draft.rows import DraftRow, GrowthBudget, Proposal, Wanted
 from saguaro.draft.suffix import Suffix
 from saguaro.types import CACHE, SUFFIX, Outcome
 
 
+class ModelDrafter(Drafter, TreeProposer, Protocol):
+    """A Drafter with a model, that is also a proposer of trees."""
+
+    @property
+    def is_prepared_alike(self) -> bool:
+        """Whether what is prepared equals what is drafted just in time."""
+
+    def chances(self, slot: int) -> list[float]:
+        """The probability that the text of this row runs through each node in flight, as estimated."""
+
+    def verifies(self, slot: int, which: Sequence[int]) -> None:
+        """Of the nodes in flight these are verified, in this order; negative ones are not the model's."""
+
+
 class Combined:
     """A model and a suffix drafter that follow the same texts. A Drafter, and a proposer of trees."""
 
-    def __init__(self, model: TreeDrafter, suffix: Suffix, shape: Shape, *, completes: bool) -> None:
+    def __init__(self, model: ModelDrafter, suffix: Suffix, shape: Shape, *, completes: bool) -> None:
         """completes: what the model drafts is completed; else it stays as it is."""
         self.model, self.suffix = model, suffix
         self._shape, self._completes = shape, completes
         self.source, self.prepares = model.source, model.prepares
+
+    @property
+    def is_prepared_alike(self) -> bool:
+        """The model's."""
+        return self.model.is_prepared_alike
 
     @property
     def n_steps(self) -> int:

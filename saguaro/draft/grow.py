@@ -24,7 +24,7 @@ from saguaro.device.graphs import Graphs, Moment, SideStream, as_float, bucket
 from saguaro.draft.chance import LEAST
 from saguaro.draft.drafter import Prepared
 from saguaro.draft.growth import Growth, Shape
-from saguaro.draft.inputs import inputs_of
+from saguaro.draft.inputs import Inputs, inputs_of
 from saguaro.draft.planner import Planner
 from saguaro.draft.policy.kept import State
 from saguaro.draft.ranking import Draws
@@ -43,6 +43,7 @@ class TreeDrafter(DraftTexts):
     """Grows trees with a model. Also a Proposer."""
 
     source = DRAFT
+    inputs: Inputs
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class TreeDrafter(DraftTexts):
         inputs = inputs_of(model, max_rows + 1, shape.places + 1)
         super().__init__(model, kv, inputs=inputs, n_after=shape.most_text, kernels=kernels, n_scratch=n_scratch)
         sizes = {"max_rows": max_rows, "n_known": n_known}
-        self._growth = Growth(self, sampler, shape, planner=planner, draws=draws, kernels=kernels, **sizes)
+        self._growth = Growth(self, inputs, sampler, shape, planner=planner, draws=draws, kernels=kernels, **sizes)
         self._shape, self.planner, self.prepares = shape, planner, shape.budget > 0
         self._doubt, self._draws_tokens = math.log(cut) if cut > 0 else NEVER, draws is not None
         device, self._padding = model.device, max_rows
@@ -82,6 +83,11 @@ class TreeDrafter(DraftTexts):
     def trees(self) -> Trees:
         """The trees of all slots."""
         return self._growth.trees
+
+    @property
+    def is_prepared_alike(self) -> bool:
+        """See ModelDrafter: not if nodes are read with the draft's own states."""
+        return self.inputs.nodes_are_text
 
     @property
     def n_steps(self) -> int:

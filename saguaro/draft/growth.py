@@ -17,6 +17,7 @@ from saguaro.attention.paged import kv_indices_at
 from saguaro.attention.step import Nodes, Step
 from saguaro.device.graphs import Mirror, as_float, bucket
 from saguaro.draft.chance import KEPT, LEAST, MOST, STRENGTH, Chances
+from saguaro.draft.inputs import Inputs
 from saguaro.draft.planner import Planner
 from saguaro.draft.planner import Shape as PlanShape
 from saguaro.draft.ranking import Draws, Ranked, likeliest
@@ -140,6 +141,7 @@ class Growth:
     def __init__(
         self,
         texts: DraftTexts,
+        inputs: Inputs,
         sampler: Sampler,
         shape: Shape,
         *,
@@ -153,7 +155,7 @@ class Growth:
         None: the likeliest nodes. draws: children are drawn (see draft/tree.py for what that asks for); None: they are
         the best."""
         self._runner, self._cache, self._longest = texts.runner, texts.cache, texts.longest
-        self._inputs = texts.inputs
+        self._inputs = inputs
         self._scratch, self._kernels, self._sampler, self._n_known = texts.scratch, kernels, sampler, n_known
         device, size = self._cache.device, bucket(max_rows)
         self._by = tree_kernels_for(device, kernels)

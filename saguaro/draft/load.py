@@ -9,8 +9,9 @@ from torch import Tensor
 from saguaro.config import DraftConfig
 from saguaro.errors import ConfigError, TokenizerMismatch, UnsupportedModel
 from saguaro.kernels.formats import computed_in, packed_kind, ready
-from saguaro.model.eagle_config import EagleSpec, is_eagle, read_eagle_spec
-from saguaro.model.eagle_files import EagleFiles, load_eagle
+from saguaro.model.feature_config import read_feature_spec, reads_features
+from saguaro.model.feature_files import FeatureFiles, load_feature_draft
+from saguaro.model.feature_spec import FeatureSpec
 from saguaro.model.linear import Linear, Packed
 from saguaro.model.load import borrows, load, load_borrower, read_embedding, read_head, spec_of
 from saguaro.model.spec import ModelSpec
@@ -37,8 +38,8 @@ def read_draft(config: DraftConfig, target: Transformer | None, kind: type[Packe
             target = load(config.target, Path(config.target), device, dtype, kind).model
         return target.without(dropped_layers(config.draft, target.spec.n_layers))
     path = Path(config.draft)
-    if is_eagle(path):
-        return _read_eagle(config, target, device, dtype, kind)
+    if reads_features(path):
+        return _read_feature_draft(config, target, device, dtype, kind)
     if borrows(path):
         embedding = _embedding(config, target, device, dtype, kind)
         model = load_borrower(path, Path(config.target), embedding, device, dtype, kind)
@@ -48,12 +49,12 @@ def read_draft(config: DraftConfig, target: Transformer | None, kind: type[Packe
     return model
 
 
-def eagle_spec(draft: str | None, target: ModelSpec) -> EagleSpec | None:
+def features_read(draft: str | None, target: ModelSpec) -> FeatureSpec | None:
     """The spec of a draft that reads features of this target; None if the draft reads tokens only. Its files are
     checked, and its weights are not read."""
-    if draft is None or draft.startswith("drop:") or not is_eagle(Path(draft)):
+    if draft is None or draft.startswith("drop:") or not reads_features(Path(draft)):
         return None
-    return EagleFiles(Path(draft), read_eagle_spec(Path(draft), target)).eagle
+    return FeatureFiles(Path(draft), read_feature_spec(Path(draft), target)).reads
 
 
 def dropped_layers(name: str, n_layers: int) -> list[int]:
@@ -93,24 +94,24 @@ def check_vocabulary(config: DraftConfig, model: Transformer) -> None:
         )
 
 
-def _read_eagle(
+def _read_feature_draft(
     config: DraftConfig,
     target: Transformer | None,
     device: torch.device,
     dtype: torch.dtype,
     kind: type[Packed] | None,
 ) -> Transformer:
-    """An EAGLE-3 draft. What its files lack is shared with the target, or read from the target's files."""
+    """A draft that reads features. What its files lack is shared with the target, or read from the target's files."""
     path, target_path = Path(str(config.draft)), Path(config.target)
     spec = spec_of(target_path) if target is None else target.spec
-    files = EagleFiles(path, read_eagle_spec(path, spec))
-    if files.eagle.layers.hidden != spec.hidden and not (files.has_embedding and files.has_head):
+    files = FeatureFiles(path, read_feature_spec(path, spec))
+    if files.reads.layers.hidden != spec.hidden and not (files.has_embedding and files.has_head):
         raise UnsupportedModel(
-            f"the draft {path} has hidden size {files.eagle.layers.hidden} and uses its target's embedding or head; "
+            f"the draft {path} has hidden size {files.reads.layers.hidden} and uses its target's embedding or head; "
             f"{target_path} has hidden size {spec.hidden}: it was made for another target"
         )
     embedding = None if files.has_embedding else _embedding(config, target, device, dtype, kind)
-    model = load_eagle(
+    model = load_feature_draft(
         files,
         device,
         dtype,

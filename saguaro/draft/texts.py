@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saguaro.attention.step import Segment, make_step
-from saguaro.draft.inputs import Inputs
+from saguaro.draft.inputs import TextInputs
 from saguaro.draft.rows import DraftRow
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVCache, KVPlan
@@ -43,7 +43,7 @@ class DraftTexts:
         model: Transformer,
         kv: KVPlan,
         *,
-        inputs: Inputs,
+        inputs: TextInputs,
         n_after: int,
         kernels: Kernels | None = None,
         n_scratch: int = 0,

@@ -22,7 +22,7 @@ from saguaro.config import DraftConfig, EngineConfig, format_bytes
 from saguaro.device.affinity import Affinity, rank_affinities, split_cores, usable_cores
 from saguaro.device.graphs import bucket, captured_sizes, guard
 from saguaro.device.machine import device_model
-from saguaro.draft.load import eagle_spec, load_draft
+from saguaro.draft.load import features_read, load_draft
 from saguaro.draft.policy.kept import KeptFile, file_name
 from saguaro.engine.placement import Placed, Placement, Rates, choose_placement, rates_of
 from saguaro.engine.preparation import Preparation, choose_preparation
@@ -43,8 +43,7 @@ from saguaro.link.process import draft_process
 from saguaro.link.several import Several
 from saguaro.method import METHODS, MODEL_FALLBACKS, Method, find_method
 from saguaro.methods import draft_shape, draft_side
-from saguaro.model.eagle import Eagle
-from saguaro.model.eagle_config import EagleSpec
+from saguaro.model.feature_spec import FeatureSpec
 from saguaro.model.grammar import Grammars
 from saguaro.model.load import Loaded, locate
 from saguaro.model.split import largest_share
@@ -231,7 +230,7 @@ class Assembly:
             nodes=scheduler.lookahead,
             n_known=self.n_known,
         )
-        own = build_runner(model, shape, kernels, self.eagle.taps if self.eagle else ())
+        own = build_runner(model, shape, kernels, self.reads.taps if self.reads else ())
         if self.ranks is not None:
             self.lead = LeadRunner(own, self.ranks, self.ranks.open(shape, self._affinities()))
         runner: Runs = own if self.lead is None else self.lead
@@ -310,15 +309,15 @@ class Assembly:
         )
 
     @cached_property
-    def eagle(self) -> EagleSpec | None:
+    def reads(self) -> FeatureSpec | None:
         """What the draft reads of the target; None: tokens only."""
         if not self.method.needs_model:
             return None
         config, model = self.config, self.target.model
         if config.is_served:
             return None
-        eagle = self.given.eagle if isinstance(self.given, Eagle) else eagle_spec(self._draft_name(), model.spec)
-        if eagle is None:
+        reads = self.given.reads if self.given is not None else features_read(self._draft_name(), model.spec)
+        if reads is None:
             return None
         on = model.device if config.draft_device == "auto" else find_device("draft_device", config.draft_device)
         for name, device in (("device", model.device), ("draft_device", on)):
@@ -329,7 +328,12 @@ class Assembly:
                 )
         if self.verifier is not None:
             raise ConfigError(f"the draft {config.draft} reads features of its target; a replayed target has none")
-        return eagle
+        if reads.most_drafted is not None and config.lookahead > reads.most_drafted:
+            raise ConfigError(
+                f"lookahead is {config.lookahead}, and the draft {config.draft} drafts at most {reads.most_drafted} "
+                f"tokens in a block; lower lookahead to {reads.most_drafted}"
+            )
+        return reads
 
     def _tuned(self) -> Rates:
         """What `saguaro tune` has measured here; empty if nothing."""
@@ -398,7 +402,7 @@ class Assembly:
             max_rows=config.max_batch_rows,
             read_s=READ_SHARE * self._patience().limit,
             n_tokens=n_tokens,
-            n_features=self.eagle.n_features if self.eagle else 0,
+            n_features=self.reads.n_features if self.reads else 0,
             n_step=config.max_batch_tokens,
             page_size=config.page_size,
             device=str(device),

@@ -37,7 +37,7 @@ def check_asked(config: DraftConfig, terms: Terms) -> None:
     _check("ends", config.ends, is_few, f"at most {MOST_ENDS} tokens of a text")
     _check_fan_out(config)
     if config.n_features:
-        raise DraftError("features of the target are for an EAGLE-3 draft, and a service serves none")
+        raise DraftError("features of the target are for a draft that reads them, and a service serves none")
     store = config.suffix_store
     _check("suffix_store", store, 0 <= store <= terms.max_tokens, f"at most {terms.max_tokens}")
     if config.max_rows > terms.max_rows:

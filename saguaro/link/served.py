@@ -17,7 +17,7 @@ from saguaro.link.answer import Side
 from saguaro.link.asked import as_served, check_asked, kv_tokens
 from saguaro.link.offer import Offer, TargetShape, Terms, sums_of
 from saguaro.methods import warm_side
-from saguaro.model.eagle_config import is_eagle
+from saguaro.model.feature_config import reads_features
 from saguaro.model.grammar import Grammars
 from saguaro.model.load import borrows, locate, spec_of
 from saguaro.model.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
@@ -73,9 +73,10 @@ def load_served(source: Source, *, max_rows: int, max_tokens: int) -> ServedMode
     """Load the draft of a service."""
     is_part = source.draft.startswith("drop:")
     path = Path(source.draft) if is_part else locate(source.draft)
-    if not is_part and is_eagle(path):
+    kind = None if is_part else reads_features(path)
+    if kind is not None:
         raise ConfigError(
-            f"{path} is an EAGLE-3 draft: it reads features of its target, which would have to travel with every "
+            f"{path} is a draft of kind {kind}: it reads features of its target, which would have to travel with every "
             "token, and files of the target say which; run it beside the target with --draft and --link process"
         )
     uses_target = is_part or borrows(path)

@@ -7,18 +7,20 @@
 Invariant: a token's position is that of the feature it comes with, one less than its own in the text.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from saguaro.model.attention import Attends
 from saguaro.model.eagle_config import EagleSpec
+from saguaro.model.feature_draft import FeatureDraft
 from saguaro.model.layout import Layout
 from saguaro.model.linear import Linear, Packed
+from saguaro.model.norm import Norm
 from saguaro.model.products import Products, Residual
 from saguaro.model.spec import ModelSpec
-from saguaro.model.transformer import Layer, Taps, Transformer
+from saguaro.model.transformer import Layer, Taps
 
 AS_IT_IS = nn.Identity()  # the norm of a stream that is normed already
 
@@ -50,8 +52,11 @@ class EagleLayer(Layer):
         return found
 
 
-class Eagle(Transformer):
-    """An EAGLE-3 draft. What its file lacks is lent by its target: the embedding, the head, or both."""
+class Eagle(FeatureDraft):
+    """An EAGLE-3 draft."""
+
+    reads: EagleSpec
+    is_plain = False
 
     def __init__(
         self,
@@ -59,26 +64,19 @@ class Eagle(Transformer):
         device: torch.device,
         dtype: torch.dtype,
         *,
-        token_map: Tensor | None,  # [head rows] int64: the token of each row of its own head; None: the head is lent
+        token_map: Tensor | None,
         has_fc: bool = True,
-        embedding: Tensor | None = None,  # [V, D], if it is lent
+        embedding: Tensor | None = None,
         head: Linear | None = None,
-        kind: type[Packed] | None = None,  # see Layout
+        kind: type[Packed] | None = None,
     ) -> None:
-        spec = eagle.layers
-        super().__init__(spec if embedding is None else replace(spec, n_vocab=1), device, dtype, token_map, kind)
-        self.spec, self.eagle = spec, eagle
+        """See FeatureDraft."""
+        lent = {"embedding": embedding, "head": head}
+        super().__init__(eagle, device, dtype, token_map=token_map, has_fc=has_fc, kind=kind, **lent)  # type: ignore[arg-type]
         layout = Layout(device, dtype, kind)
-        self.fc = layout.linear(eagle.n_features, {"fc": spec.hidden}) if has_fc else None
         n_norms = len(eagle.taps) if eagle.norms_features else 0
-        norms = (layout.norm(eagle.target_hidden, spec.norm_eps, f"fc_norm.{at}") for at in range(n_norms))
+        norms = (layout.norm(eagle.target_hidden, self.spec.norm_eps, f"fc_norm.{at}") for at in range(n_norms))
         self.fc_norms = nn.ModuleList(norms)
-        if embedding is not None:
-            del self.embedding
-            self.embedding = embedding
-        if head is not None:
-            del self.head
-            self.__dict__["head"] = head  # not a module of this model: its weights are the target's
 
     def forward(
         self,
@@ -93,7 +91,7 @@ class Eagle(Transformer):
         by, rope, first = by or self.products, self._angles(positions), self.layers[0]
         assert isinstance(first, EagleLayer)
         embedded = self.embedding.index_select(0, tokens).to(self.dtype)  # a lent one may have another while training
-        begins_normed = self.eagle.norm_before_residual
+        begins_normed = self.reads.norm_before_residual
         stream = first.enter(embedded, beside, rope, attends, by, self._norms[1], begins_normed=begins_normed)
         for index, layer in enumerate(self.layers[1:], 1):
             stream = layer(index, stream, rope, attends, by, self._norms[index + 1])
@@ -109,13 +107,20 @@ class Eagle(Transformer):
 
     def state_of(self, hidden: Tensor) -> Tensor:  # [T, D] -> [T, D]
         """The state that the next token is fed, from the hidden states of `forward`."""
-        found: Tensor = self.norm(hidden) if self.eagle.feeds_normed else hidden
+        found: Tensor = self.norm(hidden) if self.reads.feeds_normed else hidden
         return found
 
     def head_logits(self, hidden: Tensor, by: Products | None = None) -> Tensor:
         """See Transformer."""
         said = super().head_logits(hidden, by)
-        return said if self.eagle.logit_scale == 1 else said * self.eagle.logit_scale
+        return said if self.reads.logit_scale == 1 else said * self.reads.logit_scale
+
+    def own_parts(self) -> Iterator[Linear | Norm]:
+        """See FeatureDraft."""
+        yield from super().own_parts()
+        for norm in self.fc_norms:
+            assert isinstance(norm, Norm)
+            yield norm
 
     @staticmethod
     def _layer(index: int, spec: ModelSpec, layout: Layout) -> Layer:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from saguaro.errors import CapacityError, CorruptModel, DownloadError, ModelNotFound, UnsupportedModel
-from saguaro.model.eagle_config import is_eagle
+from saguaro.model.feature_config import reads_features
 from saguaro.model.files import AGAIN, brief, is_there, read_json, shortened
 from saguaro.model.folder import ModelFolder
 from saguaro.model.gguf import GGUFModel
@@ -115,9 +115,11 @@ def load(
                 f"{path} is a draft without an embedding of its own: it reads its target's; pass it as the draft of "
                 "the target it was made for"
             )
-        if is_eagle(path):
+        seen = reads_features(path)
+        if seen is not None:
             raise UnsupportedModel(
-                f"{path} is an EAGLE-3 draft: it reads features of its target; pass it as the draft of that target"
+                f"{path} is a draft of kind {seen}: it reads features of its target; pass it as the draft of that "
+                "target"
             )
         spec = read_spec(path)
         token_map = read_token_map(path, spec.n_vocab)

@@ -1,4 +1,4 @@
-"""Tiny random EAGLE-3 drafts for tests, in each layout of their files (model/eagle_config.py, model/eagle_files.py).
+"""Tiny random EAGLE-3 drafts for tests, in each layout of their files (model/eagle_config.py, model/feature_files.py).
 
 A draft is made for a target in a folder, as saguaro.model.tiny writes it.
 """

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from saguaro.model.attention import Attends, Attention
 from saguaro.model.block import Block
 from saguaro.model.families import FAMILIES
+from saguaro.model.feature_spec import FeatureSpec
 from saguaro.model.layout import Layout
 from saguaro.model.linear import Linear, Packed
 from saguaro.model.products import COMPOSED, Products, Residual
@@ -76,6 +77,9 @@ class Taps:
 class Transformer(nn.Module):
     """A decoder-only language model, or one rank's part of it. Its weights are empty until saguaro.model.weights fills
     them."""
+
+    reads: FeatureSpec | None = None  # what it reads of a target beside tokens
+    is_plain = True  # without features, `forward` is that of a language model
 
     def __init__(
         self,

@@ -99,8 +99,8 @@ class NativeForward:
 
 def native_forward(model: Transformer, cache: KVCache) -> NativeForward | None:
     """The model as one call, if all its modules are ones that cpu.c computes; else None."""
-    is_plain = type(model) is Transformer and native.is_there()
-    return NativeForward(model, cache) if is_plain and _takes(model, cache) else None
+    can = model.is_plain and native.is_there()
+    return NativeForward(model, cache) if can and _takes(model, cache) else None
 
 
 def _takes(model: Transformer, cache: KVCache) -> bool:

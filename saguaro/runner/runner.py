@@ -108,7 +108,7 @@ class Runner:
     @torch.inference_mode()
     def hidden(self, step: Step, taps: Taps | None = None) -> Tensor:
         """Run a step; return the hidden states of all its tokens, [T, D]."""
-        if self._native is not None:
+        if self._native is not None and step.features is None:
             return self._native(step, taps)
         self.attention.plan(step)
         beside = [each for each in (step.features, taps) if each is not None]

@@ -189,7 +189,7 @@ def test_what_is_written(target: Transformer, folder: Path, tmp_path: Path) -> N
     }  # fmt: skip
     assert {name: config[name] for name in wanted} == wanted
     assert "rope_scaling" not in config
-    assert draft_of(tmp_path, folder, target).eagle.taps == TAPS
+    assert draft_of(tmp_path, folder, target).reads.taps == TAPS
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -205,10 +205,10 @@ def test_heads_of_others_are_read_and_written(layout: str, folder: Path, loaded:
         head = with_rows(head, loaded.model, torch.arange(288))
     save_head(head, tmp_path / "out", torch.float32)
     again = draft_of(tmp_path / "out", folder, loaded.model)
-    assert replace(again.eagle, n_draft_vocab=None) == replace(head.eagle, n_draft_vocab=None)
+    assert replace(again.reads, n_draft_vocab=None) == replace(head.reads, n_draft_vocab=None)
     text = torch.arange(20, 31)
     reference = tiny_model("llama", num_hidden_layers=N_LAYERS)
-    features = features_of(reference, text.tolist(), head.eagle.taps)[:-1]
+    features = features_of(reference, text.tolist(), head.reads.taps)[:-1]
     first, second = Reference(start, folder), Reference(tmp_path / "out", folder)
     said = [one.logits(one.run(text[1:].tolist(), one.states(features))) for one in (first, second)]
     assert torch.allclose(said[0], said[1], atol=1e-5)
@@ -228,14 +228,14 @@ def test_targets_of_every_family(family: str, tmp_path: Path) -> None:
     learner = EagleLearner(head, target, replace(SHORT, steps=1))
     train(learner, texts, folder=tmp_path / "work")
     save_head(head, tmp_path / "head", torch.float32)
-    assert read_eagle_spec(tmp_path / "head", target.spec) == head.eagle
+    assert read_eagle_spec(tmp_path / "head", target.spec) == head.reads
     again = draft_of(tmp_path / "head", path, None)
     assert torch.equal(again.frequencies, head.frequencies)
     assert all(torch.equal(again.get_parameter(name), weight) for name, weight in weights_of(head).items())
 
 
 def test_a_rope_is_written_for_older_readers_too(folder: Path, target: Transformer) -> None:
-    eagle = make_head(target, TAPS, IDS_OF_HEAD, 0).eagle
+    eagle = make_head(target, TAPS, IDS_OF_HEAD, 0).reads
     config = config_of_head(
         replace(eagle, layers=replace(eagle.layers, rope=Rope(theta=7.0, kind="linear", factor=2.0)))
     )

@@ -51,7 +51,7 @@ def features_of(target: Transformer, taps: tuple[int, ...], tokens: Tensor) -> T
 
 def unrolled(head: Eagle, target: Transformer, tokens: Tensor) -> list[Tensor]:  # N_STEPS times [B, L - 1, V]
     """The logits of every step at every place."""
-    features = features_of(target, head.eagle.taps, tokens)[:, :-1]
+    features = features_of(target, head.reads.taps, tokens)[:, :-1]
     by = Parallel(1, head.spec.softmax_scale)
     steps = unroll(head, tokens, features, N_STEPS)
     return [head.logits(hidden, by).view(len(tokens), tokens.shape[1] - 1, -1) for hidden in steps]
@@ -60,7 +60,7 @@ def unrolled(head: Eagle, target: Transformer, tokens: Tensor) -> list[Tensor]: 
 def in_float64(head: Eagle) -> Eagle:
     """The same weights: a loop of seven steps through random ones enlarges what float32 rounds."""
     lent, own_head = head.embedding.double(), head.token_map is not None
-    spec, of_target = head.eagle, None if own_head else Linear(head.head.matrix.double())
+    spec, of_target = head.reads, None if own_head else Linear(head.head.matrix.double())
     twin = Eagle(spec, CPU, torch.float64, token_map=head.token_map, embedding=lent, head=of_target)
     for name, weight in twin.named_parameters():
         weight.data.copy_(head.get_parameter(name))
@@ -85,7 +85,7 @@ def test_every_step_at_every_place_is_that_of_a_loop(
     head, reference = in_float64(draft_of(folder, target_folder, target)), Reference(folder, target_folder)
     for held in (reference.weights, reference.of_target):
         held.update({name: one.double() for name, one in held.items() if one.is_floating_point()})
-    features, found = features_of(target, head.eagle.taps, TOKENS).double(), unrolled(head, target, TOKENS)
+    features, found = features_of(target, head.reads.taps, TOKENS).double(), unrolled(head, target, TOKENS)
     n_compared = 0
     for row, text in enumerate(TOKENS.tolist()):
         for place in range(len(text) - 1):
@@ -95,7 +95,7 @@ def test_every_step_at_every_place_is_that_of_a_loop(
                 expected = reference.logits(outputs[-1:])[0].float()
                 assert torch.allclose(found[step][row, place], expected, atol=1e-4, rtol=1e-4), (row, place, step)
                 last = outputs[-1:]
-                last = reference._norm(last, reference.weights["norm.weight"]) if head.eagle.feeds_normed else last
+                last = reference._norm(last, reference.weights["norm.weight"]) if head.reads.feeds_normed else last
                 states = torch.cat((states, last))
                 n_compared += 1
     assert n_compared == 2 * (7 * 5 + 6 + 5 + 4 + 3 + 2 + 1)
@@ -113,7 +113,7 @@ def test_steps_are_those_of_the_engine(tmp_path: Path, target_folder: Path, targ
     side, none, said = draft_side(config, head), torch.zeros(1, dtype=torch.int64), list[Tensor]()
     side.drafter.runner.logits = watched(side.drafter.runner.logits, said)  # type: ignore[attr-defined]
     text = TOKENS[0].tolist()
-    own = features_of(target, head.eagle.taps, TOKENS[:1])[0, :-1]
+    own = features_of(target, head.reads.taps, TOKENS[:1])[0, :-1]
     side.admit([Joined(0, text[:-1], len(text) - 1, 0, SamplingParams(temperature=0))])
     features = Features(none, none, none + len(own), own)
     side.respond(Outcome(none, none, none, torch.tensor([text[-1]]), features=features), [0], [N_STEPS])

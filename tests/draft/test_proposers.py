@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saguaro.config import SamplingParams
+from saguaro.draft.block_drafter import BlockDrafter
 from saguaro.draft.combined import Combined
 from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.growth import Shape
@@ -27,9 +28,10 @@ from saguaro.method import GROWTHS
 from saguaro.methods import draft_side
 from saguaro.model.load import load
 from saguaro.model.tiny import write_tiny
+from saguaro.model.tiny_dflash import write_tiny_dflash
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide
-from saguaro.types import DRAFT, EMPTY, NGRAM, RANDOM, SCRIPT, SOURCES, SUFFIX, Joined, Outcome
+from saguaro.types import DRAFT, EMPTY, NGRAM, RANDOM, SCRIPT, SOURCES, SUFFIX, Features, Joined, Outcome
 from tests.draft.config import new_config
 from tests.draft.trees import entries, expanded
 
@@ -45,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Known:
     """A drafter that has read every text it is asked about."""
 
-    def __init__(self, drafter: TreeDrafter | Suffix | Combined) -> None:
+    def __init__(self, drafter: TreeDrafter | Suffix | Combined | BlockDrafter) -> None:
         self.source = drafter.source
         self._drafter, self._admitted = drafter, set[int]()
 
@@ -70,6 +72,35 @@ def model(folder: Path, verification: str) -> Known:
     return Known(drafting(folder, verification))
 
 
+class KnownBlocks(Known):
+    """The same for a drafter that reads features of the texts: they are random."""
+
+    def propose(self, rows: Sequence[DraftRow], lookahead: int) -> Proposal:
+        """See Proposer."""
+        drafter = self._drafter
+        assert isinstance(drafter, BlockDrafter)
+        drafter.admit([row for row in rows if row.slot not in self._admitted])
+        self._admitted |= {row.slot for row in rows}
+        for row in rows:
+            trunk = drafter.trunks[row.slot]
+            n = len(row.text) - 1 - trunk.n_computed
+            values = torch.randn(n, 2 * 64, generator=torch.Generator().manual_seed(row.slot))
+            slot, start, length = (torch.tensor([each]) for each in (row.slot, trunk.n_computed, n))
+            drafter.receive(Features(slot, start, length, values))
+        drafter.read(rows, lambda: False)
+        return drafter.propose(rows, lookahead)
+
+
+def blocks(folder: Path, verification: str, nodes: int = K) -> KnownBlocks:
+    taps = {"mask_token_id": V, "target_layer_ids": [0, 1]}
+    draft = write_tiny_dflash(folder.parent / f"{folder.name} blocks", "z-lab", folder, dflash_config=taps)
+    paths = {"draft": str(draft), "target": str(folder), "n_text": 288}
+    config = new_config(V, **paths, verification=verification, lookahead=K, nodes=nodes, width=1 if nodes == K else 2)
+    drafter = draft_side(config, load_draft(config, None)).drafter
+    assert isinstance(drafter, BlockDrafter)
+    return KnownBlocks(drafter)
+
+
 def repeating(nodes: int) -> Known:
     return Known(Suffix(Shape(K, nodes, 1 if nodes == K else 2), V))
 
@@ -89,6 +120,9 @@ MAKERS: dict[str, tuple[int, Callable[[Path], Proposer]]] = {
     "suffix": (SUFFIX, lambda _: repeating(K)),
     "suffix trees": (SUFFIX, lambda _: repeating(2 * K)),
     "model and suffix": (DRAFT, beside),
+    "blocks": (DRAFT, lambda folder: blocks(folder, "shared")),
+    "trees of blocks": (DRAFT, lambda folder: blocks(folder, "shared", 2 * K)),
+    "drawn blocks": (DRAFT, lambda folder: blocks(folder, "rejection")),
 }
 
 
@@ -145,11 +179,12 @@ def test_texts_grow_and_rows_are_asked_for_in_any_order(proposer: Proposer) -> N
     check(proposer, rows[1:3], K - 1)
 
 
-def test_a_model_says_the_same_whoever_else_is_asked(folder: Path) -> None:
-    together = check(model(folder, "shared"), admitted(TEXTS), K)
+@pytest.mark.parametrize("make", [model, blocks])
+def test_a_model_says_the_same_whoever_else_is_asked(make: Callable[[Path, str], Proposer], folder: Path) -> None:
+    together = check(make(folder, "shared"), admitted(TEXTS), K)
     assert all(len(tokens) == K for tokens in together)
     for index, row in enumerate(admitted(TEXTS)):
-        assert check(model(folder, "shared"), [row], K) == [together[index]]
+        assert check(make(folder, "shared"), [row], K) == [together[index]]
 
 
 def test_q_is_that_of_its_row_beside_one_that_is_not_read_yet(folder: Path) -> None:

@@ -282,7 +282,7 @@ def test_what_is_served_without_its_target(folder: Path, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"the draft drop:1 uses weights of its target; pass .* --target"):
         load_served(Source(draft="drop:1", device=CPU, dtype="int8"), max_rows=1, max_tokens=1)
     eagle = write_tiny_eagle(tmp_path, next(iter(LAYOUTS)), folder)
-    with pytest.raises(ConfigError, match="is an EAGLE-3 draft: it reads features of its target"):
+    with pytest.raises(ConfigError, match="is a draft of kind EAGLE-3: it reads features of its target"):
         load_served(Source(draft=str(eagle), target=folder, device=CPU, dtype="int8"), max_rows=1, max_tokens=1)
 
 

@@ -151,7 +151,7 @@ def test_it_needs_a_target_that_computes(plain: LLM, head: str) -> None:
     config = EngineConfig(draft=head, device="cpu")
     assembly = Assembly(plain.engine.loaded, plain.engine.tokenizer, config, None, plain.engine.round.verifier)
     with pytest.raises(ConfigError, match="a replayed target has none"):
-        _ = assembly.eagle
+        _ = assembly.reads
 
 
 def test_on_a_gpu_it_is_refused(plain: LLM, head: str) -> None:
@@ -161,4 +161,4 @@ def test_on_a_gpu_it_is_refused(plain: LLM, head: str) -> None:
     loaded = replace(plain.engine.loaded, model=elsewhere)
     assembly = Assembly(loaded, plain.engine.tokenizer, EngineConfig(draft=head))
     with pytest.raises(ConfigError, match=r"device is cuda:0, and the draft .* reads features of its target"):
-        _ = assembly.eagle
+        _ = assembly.reads

@@ -112,7 +112,7 @@ def test_logits_are_those_of_the_description(
         Reference(folder, target_folder),
     )
     taps = TAPS.get(layout, (2, 3, 3))
-    assert model.eagle.taps == taps
+    assert model.reads.taps == taps
     features = features_of(reference_target, TEXT, taps)[:-1]
     states = reference.states(features)
     assert torch.allclose(model.read_features(features), states, atol=1e-4)
@@ -131,7 +131,7 @@ def test_a_loop_of_five_steps_is_that_of_the_description(
     config = new_config(N_KNOWN, draft=str(folder), target=str(target_folder), n_text=288, lookahead=5)
     model, reference = load_draft(config, target), Reference(folder, target_folder)
     assert isinstance(model, Eagle)
-    side, taps, none = draft_side(config, model), model.eagle.taps, torch.zeros(1, dtype=torch.int64)
+    side, taps, none = draft_side(config, model), model.reads.taps, torch.zeros(1, dtype=torch.int64)
     said: list[Tensor] = []
     side.drafter.runner.logits = watched(side.drafter.runner.logits, said)  # type: ignore[attr-defined]
 
@@ -259,9 +259,9 @@ REFUSED: dict[str, tuple[str, Callable[[Path], None], type[ModelError], str]] = 
     ),
     "another kind": (
         "speculators",
-        lambda f: changed(f, speculators_model_type="dflash"),
+        lambda f: changed(f, speculators_model_type="peagle"),
         UnsupportedModel,
-        "a speculators draft of kind 'dflash'; Saguaro reads eagle3",
+        "a speculators draft of kind 'peagle'; Saguaro reads eagle3 and dflash",
     ),
     "a norm before fc": ("specforge", lambda f: changed(f, norm_before_fc=True), UnsupportedModel, "norm_before_fc"),
     "another rope": (
@@ -349,6 +349,6 @@ def test_without_a_rope_it_has_the_targets(tmp_path: Path, target_folder: Path, 
 def test_it_is_no_target(tmp_path: Path, target_folder: Path) -> None:
     folder = write_tiny_eagle(tmp_path, "safeailab", target_folder)
     with pytest.raises(
-        UnsupportedModel, match="is an EAGLE-3 draft: it reads features of its target; pass it as the draft"
+        UnsupportedModel, match="is a draft of kind EAGLE-3: it reads features of its target; pass it as the draft"
     ):
         load("target", folder, CPU, torch.float32)

@@ -256,7 +256,7 @@ ROWS, OWN = LAYOUTS["rows"], LAYOUTS["modelopt-in-config"]
         (OWN, {"quant_algo": "W4A16_AWQ"}, "ModelOpt's quant_algo 'W4A16_AWQ'"),
         (OWN, {"kv_cache_quant_algo": "FP8"}, r"ModelOpt with quantised keys and values \(kv_cache_quant_algo\)"),
     ],
-    ids=lambda value: value.about["quant_method"] if isinstance(value, Layout) else str(value),
+    ids=str,
 )
 def test_another_format(tmp_path: Path, layout: Layout, changes: dict[str, Any], message: str) -> None:
     write_fp8(tmp_path, "llama", layout)

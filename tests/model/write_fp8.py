@@ -30,6 +30,9 @@ class Layout:
     file: str = "config.json"
     beside: dict[str, Tensor] = field(default_factory=dict)  # other tensors of every matrix, by the end of their name
 
+    def __str__(self) -> str:
+        return str(self.about["quant_method"])
+
 
 def blocks(rows: int, columns: int, **more: Any) -> Layout:
     """As Qwen3-FP8 and DeepSeek."""

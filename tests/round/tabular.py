@@ -40,9 +40,11 @@ from saguaro.kv.pages import PagePool
 from saguaro.link.inline import Inline
 from saguaro.link.null import NullLink
 from saguaro.methods import METHODS, Method
+from saguaro.model.dflash_config import DFlashSpec
+from saguaro.model.feature_spec import FeatureSpec
 from saguaro.model.spec import ModelSpec, Rope
 from saguaro.model.split import ALONE
-from saguaro.model.transformer import Transformer
+from saguaro.model.transformer import Taps, Transformer
 from saguaro.round import DraftSide, Round
 from saguaro.runner.runner import Runner
 from saguaro.target.request import Request
@@ -91,10 +93,15 @@ class Tabular:
             eos_ids=(),
         )
         self.own_spec, self.split = self.spec, ALONE
-        self.device, self.dtype = CPU, torch.float64
+        self.device, self.dtype, self.is_plain = CPU, torch.float64, False
+        self.reads: FeatureSpec | None = None
 
-    def __call__(self, tokens: Tensor, positions: Tensor, attention: Any, by: Any = None) -> Tensor:  # -> [T, V]
-        """The hidden state after a token is its row."""
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, attention: Any, by: Any = None, beside: Any = None
+    ) -> Tensor:  # -> [T, V]
+        """The hidden state after a token is its row. A token's feature is its sign."""
+        if isinstance(beside, Taps):
+            beside.into[:] = sign(positions, tokens)[:, None]
         if self.law.ndim == 3:
             return self._logits[positions, tokens]
         where = attention.place(0)
@@ -113,6 +120,47 @@ class Tabular:
     def as_model(self) -> Transformer:
         """Under the name that the engine knows."""
         return cast(Transformer, self)
+
+
+class TabularBlock(Tabular):
+    """A block draft that is a table: at a mask the law of a token after the last token that is known of the block."""
+
+    def __init__(self, law: Tensor, block_size: int) -> None:
+        super().__init__(law, UNLIKELY)
+        self.mask = law.shape[-1]
+        sizes = {"block_size": block_size, "mask_token": self.mask}
+        self.reads = DFlashSpec(layers=self.spec, taps=(0,), target_hidden=2, **sizes)
+
+    def read_features(self, features: Tensor) -> Tensor:
+        """As they are."""
+        return features
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, attention: Any, by: Any = None, beside: Any = None
+    ) -> Tensor:  # -> [T, V]
+        """Text: its features are its keys. Blocks: their tokens see them all, and one of two laws follows from that."""
+        where = attention.place(0)
+        memory = torch.zeros(len(tokens), 2, 2, dtype=torch.float64)  # a key and a value; all keys are alike
+        if beside is not None:
+            memory[:, 1] = beside
+            memory[:, 1, 1] = 1  # counts the text
+            where.memory.index_copy_(0, where.kv_index, memory)
+            return torch.as_tensor(beside)
+        where.memory.index_copy_(0, where.kv_index, memory)
+        means = attention.run(0, torch.zeros(len(tokens), 1, 2, dtype=torch.float64)).tolist()
+        found, known, length = [], 0, 0
+        for at, (token, position) in enumerate(zip(tokens.tolist(), positions.tolist(), strict=True)):
+            if token != self.mask:  # a block begins
+                known = token
+                length = next((n for n in range(at + 1, len(tokens)) if int(tokens[n]) != self.mask), len(tokens)) - at
+            total, share = means[at]
+            n_text = length * share / (1 - share)
+            total *= n_text + length
+            is_text = abs(n_text - round(n_text)) < 1e-6 and abs(total - round(total)) < 1e-6
+            assert is_text, "keys that are not those of a text"
+            law = self._logits if self.law.ndim == 3 else self._logits[round(total) % 2]
+            found.append(law[position - 1, known] if token == self.mask else law[position, known])
+        return torch.stack(found)
 
 
 def sign(position: Tensor | int, token: Tensor | int) -> Any:
@@ -407,6 +455,7 @@ class Setting:
     lookahead: int = 1
     width: int = 1  # R
     suffix: bool = False  # beside the model
+    block: int = 0  # tokens of a block of the draft; 0: it drafts token by token
     nodes: int = 0  # N; 0: as many as the lookahead
     budget: int = 2
     n_rows: int = 1
@@ -441,7 +490,8 @@ class Rig:
 def new_rig(setting: Setting) -> Rig:
     """A method as the engine puts it together, but for the models."""
     method, n_vocab = setting.method, setting.target.shape[-1]
-    target, draft = Tabular(setting.target).as_model(), Tabular(setting.draft, UNLIKELY).as_model()
+    table = TabularBlock(setting.draft, setting.block) if setting.block else Tabular(setting.draft, UNLIKELY)
+    target, draft = Tabular(setting.target).as_model(), table.as_model()
     plan = KVPlan(setting.n_pages, setting.page_size, target.spec.kv_bytes_per_token(torch.float64), N_POSITIONS)
     config = new_config(
         n_vocab,
@@ -472,7 +522,7 @@ def new_rig(setting: Setting) -> Rig:
         depth=setting.lookahead if method.drafts else 0,
     )
     cache = KVCache(plan, target.spec, CPU, torch.float64)
-    runner = Runner(target, cache, cpu_attention(cache, target.spec))
+    runner = Runner(target, cache, cpu_attention(cache, target.spec), taps=draft.reads.taps if draft.reads else ())
     rule = RULES[method.verification](Sampler(n_vocab))
     verifier = Watched(runner, rule, n_known=n_vocab)
     if isinstance(planner, Seer):

@@ -34,10 +34,8 @@ from tests.draft.config import new_config
 from tests.model.eagle_reference import watched
 from tests.round.eagles import TAPS, calm_model, near_eagle, random_eagle
 from tests.round.tabular import Clock, under
-from tests.round.test_conformance import N_REQUESTS, VARIANTS, Rig, new_rig, variant
+from tests.round.test_conformance import MODEL_VARIANTS, N_REQUESTS, Rig, new_rig, variant
 from tests.target.test_round import N_KNOWN, SPEC, Written, new_requests, true_logits, true_output
-
-DRAFTED = [name for name in VARIANTS if variant(name)[0].needs_model]
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +151,7 @@ def whole(target: Transformer, text: Sequence[int]) -> Tensor:
     return into
 
 
-@pytest.mark.parametrize("method", DRAFTED)
+@pytest.mark.parametrize("method", MODEL_VARIANTS)
 def test_shared_noise_gives_the_true_tokens(
     method: str, target: Transformer, near: Eagle, truth: list[list[int]]
 ) -> None:

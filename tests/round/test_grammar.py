@@ -106,6 +106,12 @@ def test_two_tokens_at_a_time(rule: str, guided: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
+def test_with_a_draft_of_blocks(rule: str, guided: str) -> None:
+    setting = Setting(under(rule, "ssd-uniform"), TARGET, surer(DRAFT, 1, 0.6), block=4, max_tokens=3)
+    assert check(setting).n_accepted > 0
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_with_preemption(rule: str, guided: str) -> None:
     """Two rows in memory for one and a half."""
     setting = Setting(under(rule, "sd"), TARGET, DRAFT, n_rows=2, max_tokens=3, n_pages=3, page_size=2)

@@ -29,12 +29,13 @@ from saguaro.target.request import Request
 from saguaro.types import Joined, Outcome, RoundEvent
 from tests.draft.config import new_config
 from tests.round.tabular import Clock, under
-from tests.round.test_conformance import N_REQUESTS, VARIANTS, Rig, new_rig, variant
+from tests.round.test_conformance import BLOCKS, N_REQUESTS, VARIANTS, Rig, new_rig, variant
 from tests.target.test_round import N_KNOWN, new_model, new_requests, true_output
 
 PREPARING = [name for name in VARIANTS if variant(name)[0].prepares]
 PLAIN = ("greedy", "warm")  # a captured draft knows temperatures, and no other rules
 KERNELS: dict[str, Callable[[], Kernels | None]] = {"eager": lambda: None, "captured": plain_kernels}
+KINDS = [(name, kind) for name in PREPARING for kind in KERNELS if kind == "eager" or name not in BLOCKS]
 
 
 class Moody(AlwaysPrepare):
@@ -77,8 +78,7 @@ def assert_always_right(rig: Rig, requests: Sequence[Request]) -> None:
     assert rig.sources["cache"] > 5
 
 
-@pytest.mark.parametrize("kind", KERNELS)
-@pytest.mark.parametrize("method", PREPARING)
+@pytest.mark.parametrize(("method", "kind"), KINDS)
 def test_rounds_without_preparation_change_nothing(
     method: str, kind: str, target: Transformer, truth: list[list[int]]
 ) -> None:
@@ -105,8 +105,7 @@ def test_a_draft_that_is_the_target_is_right_however_often_it_prepares(
     assert rig.sources[fallback] > 0 or share > 0.5
 
 
-@pytest.mark.parametrize("kind", KERNELS)
-@pytest.mark.parametrize("method", PREPARING)
+@pytest.mark.parametrize(("method", "kind"), KINDS)
 @pytest.mark.parametrize("every", [1, 2])
 def test_requests_that_are_not_prepared_for_are_never_hit(
     every: int, method: str, kind: str, target: Transformer, truth: list[list[int]]

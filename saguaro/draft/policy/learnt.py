@@ -32,11 +32,6 @@ clock = time.perf_counter
 Kind = tuple[int, int]  # of a speculation: source and length
 
 
-def kind_of(row: DraftRow, length: int) -> Kind:
-    """The kind of a row's speculation. What was prepared equals what is drafted just in time."""
-    return (DRAFT if row.source == CACHE else row.source, length)
-
-
 @dataclass
 class Drafted:
     """What became of one proposer's speculations."""
@@ -95,8 +90,9 @@ class _Reply:
 class Learnt:
     """The costs and values of one engine."""
 
-    def __init__(self, now: Callable[[], float] | None = None) -> None:
-        self.now = now if now is not None else clock
+    def __init__(self, now: Callable[[], float] | None = None, *, is_prepared_alike: bool = True) -> None:
+        """is_prepared_alike: what was prepared equals what is drafted just in time, so both are learnt together."""
+        self.now, self._is_prepared_alike = now if now is not None else clock, is_prepared_alike
         pace = Pace()
         self.alone = SecondsByCount(pace, is_reference=True)  # verification by tokens
         self.beside = SecondsByCount(pace)  # the same while the draft prepares
@@ -121,6 +117,10 @@ class Learnt:
         """Seconds by tokens, in the present mode."""
         first, second = (self.beside, self.alone) if self._is_beside else (self.alone, self.beside)
         return first if first.n else second
+
+    def kind_of(self, row: DraftRow, length: int) -> Kind:
+        """The kind of a row's speculation."""
+        return (DRAFT if row.source == CACHE and self._is_prepared_alike else row.source, length)
 
     def drafting(self, n_rows: int) -> SecondsByCount:
         """Seconds of a draft by its steps, for so many rows."""
@@ -178,9 +178,8 @@ class Learnt:
             row = rows.get(slot)
             if row is None:
                 continue
-            kind = kind_of(row, length)
-            self.worth[kind].add(k)
-            if kind[0] == DRAFT:
+            self.worth[self.kind_of(row, length)].add(k)
+            if row.source in (DRAFT, CACHE):
                 self.by_model.add(length, k)
                 if row not in self._of_row:
                     self._of_row[row] = Average()

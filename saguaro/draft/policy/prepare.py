@@ -7,7 +7,8 @@ speculations in flight by then. Each of the two modes has
 
 and the mode with the higher rate is used, per batch size. Tokens are not counted per mode, because the variance would
 take hundreds of rounds to average out. A prepared speculation equals the one drafted just in time. So the accepted
-tokens are learnt once per proposer and length, and each mode is rated by the speculations it makes.
+tokens are learnt once per proposer and length, and each mode is rated by the speculations it makes. A draft that reads
+features of its target prepares without the latest ones: what it prepared is learnt apart.
 
 Rounds in which a row joined or was read are not counted; nor are the first rounds after a change, in which the draft
 catches up. Other rounds form stretches of one mode. Stretches alternate until the difference is significant. After
@@ -26,7 +27,7 @@ from typing import Any, Protocol
 from saguaro.device.graphs import bucket
 from saguaro.draft.policy.average import Average
 from saguaro.draft.policy.kept import State, numbers
-from saguaro.draft.policy.learnt import Kind, Learnt, kind_of
+from saguaro.draft.policy.learnt import Kind, Learnt
 from saguaro.draft.rows import DraftRow
 
 WARM_UP = 2  # rounds after a change that are not counted
@@ -100,7 +101,7 @@ class MeasuredPrepare:
         now, everybody, size = self._learnt.now(), set(known), bucket(len(asked))
         book, is_steady = self._books[size], size == self._last[0] and self._n_alike > WARM_UP
         if asked and is_steady and everybody <= self._asked:
-            kinds = [kind_of(row, len(row.speculation)) for row in asked]
+            kinds = [self._learnt.kind_of(row, len(row.speculation)) for row in asked]
             book.count((now - self._began, kinds), self._learnt.worth)
         self._asked, self._began = set(asked) if everybody.issubset(asked) else set(), now
         last, self._last = self._last, (size, book.is_taken or not asked)

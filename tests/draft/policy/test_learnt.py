@@ -12,9 +12,9 @@ from tests.draft.policy.world import Clock
 class Side:
     """The calls of a draft's side, round by round."""
 
-    def __init__(self, n_rows: int = 1) -> None:
+    def __init__(self, n_rows: int = 1, *, is_prepared_alike: bool = True) -> None:
         self.clock = Clock()
-        self.learnt = Learnt(self.clock)
+        self.learnt = Learnt(self.clock, is_prepared_alike=is_prepared_alike)
         self.rows = DraftRows()
         self.admit(*range(n_rows))
 
@@ -107,6 +107,15 @@ def test_each_proposer_has_its_own_account() -> None:
         (NGRAM, 1): 1,
         (EMPTY, 0): 0,
     }
+
+
+def test_what_is_prepared_from_less_is_learnt_apart() -> None:
+    """It is the model's still."""
+    side = Side(is_prepared_alike=False)
+    side.round(1.0, length=4, k=1, source=CACHE)
+    side.round(1.0, length=4, k=3, source=DRAFT)
+    assert {kind: average.mean(0.0) for kind, average in side.learnt.worth.items()} == {(CACHE, 4): 1, (DRAFT, 4): 3}
+    assert side.learnt.by_model.accepted.mean(0.0) == pytest.approx((0.99 + 3) / 1.99)
 
 
 def test_a_text_is_expected_to_be_like_others_until_it_is_known() -> None:
