@@ -64,7 +64,7 @@ class TreeDrafter(DraftTexts):
         super().__init__(model, kv, inputs=inputs, n_after=shape.most_text, kernels=kernels, n_scratch=n_scratch)
         sizes = {"max_rows": max_rows, "n_known": n_known}
         self._growth = Growth(self, inputs, sampler, shape, planner=planner, draws=draws, kernels=kernels, **sizes)
-        self._shape, self._planner, self.prepares = shape, planner, shape.budget > 0
+        self._shape, self.planner, self.prepares = shape, planner, shape.budget > 0
         self._doubt, self._draws_tokens = math.log(cut) if cut > 0 else NEVER, draws is not None
         device, self._padding = model.device, max_rows
         self._is_captured = kernels is not None
@@ -204,8 +204,8 @@ class TreeDrafter(DraftTexts):
     def prepare(self, rows: Sequence[DraftRow], outcome: Outcome, is_late: Callable[[], bool]) -> Prepared | None:
         """See Drafter. On a GPU this only launches the work."""
         self._is_prepared = True
-        if self._planner is not None:
-            self._planner.learn(outcome)
+        if self.planner is not None:
+            self.planner.learn(outcome)
         self._graft([row for row in rows if row.slot not in self._in_flight and row.parents is None])
         rows = [row for row in rows if row.slot in self._in_flight]
         if not rows or is_late():

@@ -90,7 +90,8 @@ class Eagle(FeatureDraft):
         assert isinstance(beside, Tensor), "an EAGLE-3 draft reads a state beside every token"
         by, rope, first = by or self.products, self._angles(positions), self.layers[0]
         assert isinstance(first, EagleLayer)
-        embedded, begins_normed = self.embedding.index_select(0, tokens), self.reads.norm_before_residual
+        embedded = self.embedding.index_select(0, tokens).to(self.dtype)  # a lent one may have another while training
+        begins_normed = self.reads.norm_before_residual
         stream = first.enter(embedded, beside, rope, attends, by, self._norms[1], begins_normed=begins_normed)
         for index, layer in enumerate(self.layers[1:], 1):
             stream = layer(index, stream, rope, attends, by, self._norms[index + 1])

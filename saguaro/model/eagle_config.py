@@ -33,6 +33,7 @@ from saguaro.model.feature_spec import (
 from saguaro.model.files import brief, read_json
 from saguaro.model.spec import ModelSpec
 
+IDS = "eagle_aux_hidden_state_layer_ids"
 LEAST_LAYERS = 5  # of a target, for the default taps: 2 <= L // 2 <= L - 3
 NOT_COMPUTED = {"norm_before_fc": "a norm before fc", "parallel_drafting": "parallel drafting"}
 A_DRAFT = "an EAGLE-3 draft"
@@ -55,6 +56,15 @@ def is_eagle(config: Mapping[str, Any]) -> bool:
     if KIND in config:
         return bool(config[KIND] == "eagle3")
     return any("eagle3" in name for name in architectures_of(config))
+
+
+def default_taps(n_layers: int) -> tuple[int, ...] | None:
+    """The taps of a draft that names none; None: the target is too small for them.
+
+    >>> default_taps(32), default_taps(4)
+    ((2, 16, 29), None)
+    """
+    return (2, n_layers // 2, n_layers - 3) if n_layers >= LEAST_LAYERS else None
 
 
 def read_eagle_spec(folder: Path, target: ModelSpec) -> EagleSpec:
@@ -92,17 +102,18 @@ def _parse(config: Mapping[str, Any], target: ModelSpec, source: Path) -> EagleS
 
 def _taps(config: Mapping[str, Any], heads: Mapping[str, Any], target: ModelSpec, source: Path) -> tuple[int, ...]:
     """See the module's docstring."""
-    name, is_nested = "eagle_aux_hidden_state_layer_ids", KIND in config
+    name, is_nested = IDS, KIND in config
     ids = config.get(name) if is_nested else heads.get(name, config.get(name))
     n_layers = target.n_layers
     if ids is not None:
         return taps_of(ids, name, n_layers, source, is_output=not is_nested)
-    if n_layers < LEAST_LAYERS:
+    found = default_taps(n_layers)
+    if found is None:
         raise UnsupportedModel(
             f"{source} names no layers of its target, and its target has {n_layers}; the default layers, 2, L // 2 "
             f"and L - 3, need at least {LEAST_LAYERS}: name them as {name}"
         )
-    return 2, n_layers // 2, n_layers - 3
+    return found
 
 
 def _refuse_unknown(config: Mapping[str, Any], heads: Mapping[str, Any], source: Path) -> None:

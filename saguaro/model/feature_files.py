@@ -69,11 +69,11 @@ class FeatureFiles:
 
     def fill(self, model: FeatureDraft, kind: type[Packed] | None) -> None:
         """Copy or pack every tensor into the model."""
-        places, packed, copy = _places(model), _packed(model), decode_of(kind)
+        plain, packed, copy = places(model), _packed(model), decode_of(kind)
         for name, own in self._stored.items():
             found = read_tensor(self.folder, own)
-            if name in places:
-                copy(found, places[name])
+            if name in plain:
+                copy(found, plain[name])
             else:
                 packed[name].fill(found)
 
@@ -140,7 +140,7 @@ class FeatureFiles:
             self.reads, torch.device("meta"), torch.float32, token_map=token_map, has_fc=self.has_fc
         )
         lent = {EMBEDDING: self.has_embedding, HEAD: self.has_head}
-        return {name: tuple(place.shape) for name, place in _places(model).items() if lent.get(name, True)}
+        return {name: tuple(place.shape) for name, place in places(model).items() if lent.get(name, True)}
 
 
 def _named(name: str) -> str:
@@ -153,7 +153,7 @@ def _named(name: str) -> str:
     return _PREFIXES.get(prefix, "") + name.removeprefix(prefix)
 
 
-def _places(model: FeatureDraft) -> dict[str, Tensor]:
+def places(model: FeatureDraft) -> dict[str, Tensor]:
     """Name -> the view that a tensor fills; of plain weights."""
     found = destinations(model)
     for part in model.own_parts():
