@@ -57,7 +57,7 @@ class BlockDrafter(DraftTexts):
         inputs, n_scratch = FeatureTexts(model, first=0), BlockPass.scratch(model)
         super().__init__(model, kv, inputs=inputs, n_after=shape.most_text, n_scratch=n_scratch)
         self._pass = BlockPass(self, model, sampler, shape.n_children, draws)
-        self._shape, self._planner, self._cut, self.prepares = shape, planner, cut, shape.budget > 0
+        self._shape, self.planner, self._cut, self.prepares = shape, planner, cut, shape.budget > 0
         self._blocks: dict[int, Block] = {}  # by slot: after the text
         self._ahead: dict[int, dict[tuple[int, ...], Block]] = {}  # by slot and by the tokens that an outcome adds
         self._likely: dict[int, list[float]] = {}  # by slot: of the nodes in flight
@@ -128,8 +128,8 @@ class BlockDrafter(DraftTexts):
     @torch.inference_mode()
     def prepare(self, rows: Sequence[DraftRow], outcome: Outcome, is_late: Callable[[], bool]) -> Prepared | None:
         """See Drafter. Stops between two parts of the blocks if the outcome is there."""
-        if self._planner is not None:
-            self._planner.learn(outcome)
+        if self.planner is not None:
+            self.planner.learn(outcome)
         rows = self.ready(rows)
         self._draft([row for row in rows if row.slot not in self._blocks])
         self._catch_up(rows)
@@ -192,11 +192,11 @@ class BlockDrafter(DraftTexts):
         if not rows:
             return []
         budget = self._shape.at(len(rows), self._shape.nodes).budget
-        if self._planner is None:
+        if self.planner is None:
             each = [(row, one) for row in rows for one in likeliest_outcomes(row, self._blocks[row.slot], budget)]
             each.sort(key=lambda pair: -pair[1].chance)
         else:
-            each = self._by_planner(rows, self._planner, budget)
+            each = self._by_planner(rows, self.planner, budget)
         n = self._pass.n_positions(self._shape.lookahead + 1)
         return [Asked(row, one.tokens, n) for row, one in each]
 
@@ -217,9 +217,9 @@ class BlockDrafter(DraftTexts):
     def _fan_out(self) -> Tensor:  # [2, K+1] int64
         """How many bonus tokens are prepared at each position: after a draft, and after a hit."""
         n, device = self._shape.lookahead + 1, self._model.device
-        if self._planner is None:
+        if self.planner is None:
             return torch.full((2, n), max(1, round(self._shape.budget / n)), device=device)
-        return self._planner.fan_out(PlanShape(n - 1, self._shape.n_children, self._shape.budget, device))
+        return self.planner.fan_out(PlanShape(n - 1, self._shape.n_children, self._shape.budget, device))
 
 
 class OnHost:
