@@ -262,7 +262,7 @@ def test_flags_give_the_settings_back() -> None:
     """Every setting of the engine, with a value that is not its default."""
     strings = {"draft": "drop:1", "method": "sd", "fan_out": "uniform", "prepare": "always", "fallback": "ngram"}
     strings |= {"verification": "rejection", "link": "process", "draft_device": "cpu", "device": "cuda:1"}
-    strings |= {"dtype": "float32", "kv_memory": "3MiB", "learnt_dir": "/x"}
+    strings |= {"dtype": "fp8", "kv_memory": "3MiB", "learnt_dir": "/x", "draft_key_file": "/k", "quantization": "fp8"}
     others: dict[str, Any] = {"nodes": 9, "width": 2, "draft_threads": 2, "gpu_memory_utilization": 0.5}
     others |= {"max_model_len": 99, "max_inter_token_ms": 7.5, "threads": 3}
     known = strings | others

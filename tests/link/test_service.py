@@ -323,7 +323,7 @@ ASKED = replace(draft_config(), n_tokens=1000, max_rows=2)
         ({"budget": 0}, "budget is 0"),
         ({"n_vocab": V + 1}, f"n_vocab is {V + 1}"),
         ({"ends": (V,)}, "ends is"),
-        ({"n_features": 1}, "an EAGLE-3 draft"),
+        ({"n_features": 1}, "a draft that reads them"),
         ({"fan_out": (1, 2)}, "fan_out is"),
         ({"growth": "list"}, "fan_out is"),
         ({"suffix_store": 10**6}, "suffix_store is 1000000, which must be at most 20000"),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from saguaro.attention.step import Segment
+from saguaro.config import SamplingParams
 from saguaro.errors import ConfigError
 from saguaro.kernels.bundle import plain_kernels
 from saguaro.kernels.formats import computed_in, packed_kind, ready
@@ -21,7 +22,8 @@ from saguaro.model.transformer import Transformer
 from saguaro.model.weights import cuts, save_tensors
 from saguaro.runner.captured import Followed
 from saguaro.runner.runner import Ran, Runner
-from saguaro.target.graphed import float_bits
+from saguaro.target.graphed import facts_of
+from saguaro.target.request import Request
 from saguaro.target.shape import RunnerShape, build_runner
 from tests.model.write_fp8 import LAYOUTS, write_fp8
 from tests.model.write_gguf import write_gguf
@@ -93,7 +95,9 @@ def test_bfloat16_differs_by_its_rounding(group: list[Exchange], tmp_path: Path)
 def test_captured_steps_decide_alike_on_every_rank(group: list[Exchange], tmp_path: Path, temperature: float) -> None:
     """As on a GPU: every rank chooses the tokens, and moves the keys of accepted nodes of its own heads."""
     folder, shape = write_tiny(tmp_path, "llama"), replace(SHAPE, depth=3, nodes=5, n_known=288)
-    text, pages, facts = random_tokens(9, 288), list(range(12, 0, -1)), [7, float_bits(temperature), 1]
+    params = SamplingParams(temperature=temperature, top_k=50, top_p=0.9, min_p=0.01)
+    text, pages = random_tokens(9, 288), list(range(12, 0, -1))
+    facts = facts_of(Request("", text, params, seed=7), decides=True)
 
     @torch.inference_mode()
     def work(split: Split) -> tuple[list[list[int]], Tensor]:
