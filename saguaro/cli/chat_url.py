@@ -54,7 +54,7 @@ class _Server:
         self._client, self._model, self._params = client, model, params
 
     def answer(self, conversation: Conversation) -> Answer:
-        """Print an answer as it comes. Ctrl-C closes the connection, which ends the request."""
+        """Stream an answer to the terminal. Ctrl-C closes the connection, which ends the request."""
         speed, pieces, reason = _Speed(), [], None
         body = chat_body(self._model, conversation.messages, sampling_body(self._params, states_all=False))
         try:

@@ -1,4 +1,4 @@
-"""A conversation in the terminal, whoever answers: turns, slash commands, messages of several lines."""
+"""A conversation in the terminal, with a local engine or a server: turns, slash commands, messages of several lines."""
 
 import contextlib
 import sys
@@ -56,7 +56,7 @@ class Answerer(Protocol):
     """Who answers."""
 
     def answer(self, conversation: Conversation) -> Answer:
-        """Print an answer to the last message as it comes; Ctrl-C ends it. Raises SaguaroError if there is none."""
+        """Stream an answer to the last message; Ctrl-C ends it. Raises SaguaroError if there is none."""
         ...
 
 

@@ -1,7 +1,7 @@
 """`saguaro serve` as a process that another command starts, on a free port of this machine.
 
 Invariant: the process ends with this object, and with this program however that ends (see `tethered`). It serves
-nobody but this program: its API key is drawn at random.
+this program only: its API key is drawn at random.
 """
 
 import os

@@ -68,7 +68,7 @@ def connected(address: str | None) -> Iterator[None]:
     """Be a driver of the cluster at this address; None: of the one on this machine, or of a new one."""
     if address not in (None, "auto", "local"):
         check_reachable(str(address))
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here reports to nobody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here sends no usage reports
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     # What replicas log is in Ray's log files; its own messages about them are no errors of this command.
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}

@@ -5,9 +5,9 @@
     service -> client   PROOF   HMAC of the same, in the other role; or FAILED
     service -> client   OFFER   what is served (link/offer.py)
 
-Invariant: the key is never sent, nothing of what is served is told before both proofs are right, and no end reads more
-than LIMIT bytes of an end that has not proved itself. The nonces are new for every connection, so a proof is of no use
-for another one. Without a key the proof is of an empty one.
+Invariant: the key is never sent. The service describes what it serves only after both proofs are right. An end reads
+at most LIMIT bytes from an end that has not proved itself. The nonces are new for every connection, so a proof is of no
+use for another one. Without a key the proof is of an empty one.
 """
 
 import hashlib

@@ -66,7 +66,7 @@ class Several:
             link.admit([row for row in rows if self._owners.get(row.slot) == at])
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Drop these rows, whoever has them."""
+        """Drop these rows, whichever draft has them."""
         for link in self.links:
             link.retire(slots)
         for slot in slots:

@@ -11,19 +11,16 @@ Invariant: a token's position is that in the text, in both.
 
 from collections.abc import Iterator
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from saguaro.model.attention import Attends, Attention
 from saguaro.model.dflash_config import DFlashSpec
-from saguaro.model.feature_draft import FeatureDraft
+from saguaro.model.feature_draft import AS_IT_IS, FeatureDraft
 from saguaro.model.layout import Layout
-from saguaro.model.linear import Linear, Packed
+from saguaro.model.linear import Linear
 from saguaro.model.norm import Norm
 from saguaro.model.products import Products, QKNormRope
 from saguaro.model.transformer import Taps
-
-AS_IT_IS = nn.Identity()  # the norm of what is normed already
 
 
 class DFlash(FeatureDraft):
@@ -31,22 +28,9 @@ class DFlash(FeatureDraft):
 
     reads: DFlashSpec
 
-    def __init__(
-        self,
-        dflash: DFlashSpec,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        token_map: Tensor | None,
-        has_fc: bool = True,
-        embedding: Tensor | None = None,
-        head: Linear | None = None,
-        kind: type[Packed] | None = None,
-    ) -> None:
+    def make_own(self, layout: Layout) -> None:
         """See FeatureDraft."""
-        lent = {"embedding": embedding, "head": head}
-        super().__init__(dflash, device, dtype, token_map=token_map, has_fc=has_fc, kind=kind, **lent)  # type: ignore[arg-type]
-        self.hidden_norm = Layout(device, dtype, kind).norm(self.spec.hidden, self.spec.norm_eps, "hidden_norm")
+        self.hidden_norm = layout.norm(self.spec.hidden, self.spec.norm_eps, "hidden_norm")
 
     def forward(
         self,

@@ -12,21 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from saguaro.errors import ConfigError, CorruptModel, UnsupportedModel
+from saguaro.errors import CorruptModel, UnsupportedModel
 from saguaro.model.feature_spec import (
     KIND,
     FeatureSpec,
     architectures_of,
-    check_vocab,
-    damaged,
     draft_vocab_of,
     inner_config,
     layers_of,
     object_in,
+    read_as,
     taps_of,
     target_hidden_of,
 )
-from saguaro.model.files import brief, read_json
+from saguaro.model.files import brief
 from saguaro.model.spec import ModelSpec
 
 A_DRAFT = "a DFlash draft"
@@ -67,15 +66,8 @@ def is_dflash(config: Mapping[str, Any]) -> bool:
 
 def read_dflash_spec(folder: Path, target: ModelSpec) -> DFlashSpec:
     """The spec of a DFlash draft of this target; errors name what does not fit the target."""
+    spec = read_as(_parse, folder, target, DFlashSpec.name, A_DRAFT)
     source = folder / "config.json"
-    config = read_json(source)
-    try:
-        spec = _parse(config, target, source)
-    except ConfigError:
-        raise
-    except (TypeError, ValueError, AttributeError) as e:
-        raise damaged(source, DFlashSpec.name, e) from e
-    check_vocab(spec, target, source, A_DRAFT)
     if not 0 <= spec.mask_token < target.n_vocab:
         raise CorruptModel(f"{source} says mask_token_id is {spec.mask_token}; the target has {target.n_vocab} tokens")
     return spec

@@ -14,15 +14,13 @@ from torch import Tensor, nn
 
 from saguaro.model.attention import Attends
 from saguaro.model.eagle_config import EagleSpec
-from saguaro.model.feature_draft import FeatureDraft
+from saguaro.model.feature_draft import AS_IT_IS, FeatureDraft
 from saguaro.model.layout import Layout
-from saguaro.model.linear import Linear, Packed
+from saguaro.model.linear import Linear
 from saguaro.model.norm import Norm
 from saguaro.model.products import Products, Residual
 from saguaro.model.spec import ModelSpec
 from saguaro.model.transformer import Layer, Taps
-
-AS_IT_IS = nn.Identity()  # the norm of a stream that is normed already
 
 
 class EagleLayer(Layer):
@@ -58,24 +56,11 @@ class Eagle(FeatureDraft):
     reads: EagleSpec
     is_plain = False
 
-    def __init__(
-        self,
-        eagle: EagleSpec,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        token_map: Tensor | None,
-        has_fc: bool = True,
-        embedding: Tensor | None = None,
-        head: Linear | None = None,
-        kind: type[Packed] | None = None,
-    ) -> None:
+    def make_own(self, layout: Layout) -> None:
         """See FeatureDraft."""
-        lent = {"embedding": embedding, "head": head}
-        super().__init__(eagle, device, dtype, token_map=token_map, has_fc=has_fc, kind=kind, **lent)  # type: ignore[arg-type]
-        layout = Layout(device, dtype, kind)
-        n_norms = len(eagle.taps) if eagle.norms_features else 0
-        norms = (layout.norm(eagle.target_hidden, self.spec.norm_eps, f"fc_norm.{at}") for at in range(n_norms))
+        reads = self.reads
+        n_norms = len(reads.taps) if reads.norms_features else 0
+        norms = (layout.norm(reads.target_hidden, self.spec.norm_eps, f"fc_norm.{at}") for at in range(n_norms))
         self.fc_norms = nn.ModuleList(norms)
 
     def forward(

@@ -14,23 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from saguaro.errors import ConfigError, CorruptModel, UnsupportedModel
+from saguaro.errors import CorruptModel, UnsupportedModel
 from saguaro.model.feature_spec import (
     KIND,
     FeatureSpec,
     architectures_of,
-    check_vocab,
-    damaged,
     draft_vocab_of,
     flag_in,
     inner_config,
     layers_of,
     object_in,
+    read_as,
     refuse_tied,
     taps_of,
     target_hidden_of,
 )
-from saguaro.model.files import brief, read_json
+from saguaro.model.files import brief
 from saguaro.model.spec import ModelSpec
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -69,28 +68,19 @@ def default_taps(n_layers: int) -> tuple[int, ...] | None:
 
 def read_eagle_spec(folder: Path, target: ModelSpec) -> EagleSpec:
     """The spec of an EAGLE-3 draft of this target; errors name what does not fit the target."""
-    source = folder / "config.json"
-    config = read_json(source)
-    try:
-        spec = _parse(config, target, source)
-    except ConfigError:
-        raise
-    except (TypeError, ValueError, AttributeError) as e:
-        raise damaged(source, EagleSpec.name, e) from e
-    check_vocab(spec, target, source, A_DRAFT)
-    n_aux = config.get("num_aux_hidden_states")
-    if n_aux is not None and n_aux != len(spec.taps):
-        raise CorruptModel(f"{source} says num_aux_hidden_states is {brief(n_aux)} and names {len(spec.taps)} layers")
-    return spec
+    return read_as(_parse, folder, target, EagleSpec.name, A_DRAFT)
 
 
 def _parse(config: Mapping[str, Any], target: ModelSpec, source: Path) -> EagleSpec:
     inner, heads, scale = inner_config(config), object_in(config, "eagle_config"), config.get("logit_scale")
     _refuse_unknown(config, heads, source)
     refuse_tied(config, inner, source, A_DRAFT)
+    taps, n_aux = _taps(config, heads, target, source), config.get("num_aux_hidden_states")
+    if n_aux is not None and n_aux != len(taps):
+        raise CorruptModel(f"{source} says num_aux_hidden_states is {brief(n_aux)} and names {len(taps)} layers")
     return EagleSpec(
         layers=layers_of(inner, target, source, "llama"),
-        taps=_taps(config, heads, target, source),
+        taps=taps,
         target_hidden=target_hidden_of(config, target, source, A_DRAFT),
         n_draft_vocab=draft_vocab_of(config),
         norm_before_residual=flag_in(config, "norm_before_residual"),

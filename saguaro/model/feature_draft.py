@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from saguaro.model.feature_spec import FeatureSpec
 from saguaro.model.layout import Layout
 from saguaro.model.linear import Linear, Packed
 from saguaro.model.norm import Norm
 from saguaro.model.transformer import Transformer
+
+AS_IT_IS = nn.Identity()  # the norm of what is normed already
 
 
 class FeatureDraft(Transformer):
@@ -42,6 +44,10 @@ class FeatureDraft(Transformer):
         if head is not None:
             del self.head
             self.__dict__["head"] = head  # not a module of this model: its weights are the target's
+        self.make_own(layout)
+
+    def make_own(self, layout: Layout) -> None:
+        """Make the other modules that no other transformer has, with empty weights."""
 
     def read_features(self, features: Tensor) -> Tensor:  # [T, F] -> [T, D]
         """The target's features as what `forward` is given beside tokens."""

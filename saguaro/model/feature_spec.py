@@ -4,17 +4,18 @@ model/dflash_config.py).
 A feature of a token is the residual stream of the target that enters some of its layers (`taps`), one after the other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from saguaro.errors import CorruptModel, TokenizerMismatch, UnsupportedModel
-from saguaro.model.files import AGAIN, brief
+from saguaro.errors import ConfigError, CorruptModel, TokenizerMismatch, UnsupportedModel
+from saguaro.model.files import AGAIN, brief, read_json
 from saguaro.model.hf_config import parse_spec
 from saguaro.model.spec import ModelSpec
 
 LAYERS = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}  # model_type of a draft's layers -> family
+S = TypeVar("S", bound="FeatureSpec")
 KIND, NESTED = "speculators_model_type", "transformer_layer_config"  # of the layout of speculators
 
 
@@ -130,6 +131,18 @@ def flag_in(fields: Mapping[str, Any], key: str) -> bool:
     return bool(value)
 
 
-def damaged(source: Path, kind: str, e: Exception) -> CorruptModel:
-    """The error for a config whose fields are not what they must be."""
-    return CorruptModel(f"{source} is no {kind} config ({e}); {AGAIN}")
+def read_as(
+    parse: Callable[[Mapping[str, Any], ModelSpec, Path], S], folder: Path, target: ModelSpec, name: str, kind: str
+) -> S:
+    """What `parse` finds in a folder's config. Raises CorruptModel if fields are not what they must be, and what
+    check_vocab raises; name and kind: of such a draft, for messages."""
+    source = folder / "config.json"
+    config = read_json(source)
+    try:
+        spec = parse(config, target, source)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, AttributeError) as e:
+        raise CorruptModel(f"{source} is no {name} config ({e}); {AGAIN}") from e
+    check_vocab(spec, target, source, kind)
+    return spec
