@@ -26,7 +26,7 @@ try:
     from ray.serve.api import RunTarget
     from ray.serve.exceptions import RayServeException
     from ray.util.placement_group import placement_group, remove_placement_group
-except ModuleNotFoundError as e:
+except ImportError as e:  # or something else is named ray
     raise ConfigError(f"--ray needs the package {e.name}, which is not installed: install saguaro-llm[ray]") from e
 
 from saguaro.cluster.application import NAME, application, has_gpus, replica_resources

@@ -187,6 +187,15 @@ def test_without_the_extra_one_line_says_so() -> None:
     assert (done.returncode, done.stderr) == (2, expected)
 
 
+def test_something_else_named_ray_is_not_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").touch()
+    script = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n" + WITHOUT_RAY.partition("Bare())")[2]
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    expected = "saguaro: --ray needs the package ray, which is not installed: install saguaro-llm[ray]\n"
+    assert (done.returncode, done.stderr) == (2, expected)
+
+
 def test_settings_of_our_own_connections_are_refused() -> None:
     for flags, message in {
         ("--max-connections", "5"): "max_connections is 5; connections end at Ray Serve's proxies, so leave it out",
