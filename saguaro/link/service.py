@@ -48,6 +48,11 @@ class Service:
             return [each for each in self._sessions if each.guest is not None]
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no session computes."""
+        return self._turns.is_free
+
+    @property
     def status(self) -> str:
         """One line.
 

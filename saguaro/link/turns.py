@@ -27,6 +27,11 @@ class Turns:
         self._holder: _Wish | None = None
         self._waiting: list[_Wish] = []  # in the order in which they asked
 
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has a turn."""
+        return self._holder is None
+
     @contextmanager
     def request(self) -> Iterator[None]:
         """A turn for what a target waits for."""
