@@ -5,12 +5,17 @@
     python -m bench.replay --target 32b --draft 0.6b --epsilon 0.27 --prompts DATA/*.jsonl --num-prompts 8 \\
         --max-tokens 96 --cells sd:8:8:31:8 ssd:8:8:31:8 --presets 32b 70b 8b --load 32b.json
     python -m bench.replay --target smollm2 --draft default --link process --cells sd:4 ssd:4 --verify-ms 40
+    python -m bench.replay --target smollm2 --draft default --link service --drafts 1 2 4 --batches 16 \
+        --cells sd:4 ssd-uniform:4:8 --verify-ms 16
 
 Under shared noise the target's tokens are a function of (prompt, parameters, seed). First the real target writes them
 alone, once. Then every cell runs with a replayed target (bench.replay_verifier): it gives the recorded tokens after
 the time that a step takes on another device. That time is given (--verify-ms) or a preset (bench.step_times). The
 engine, the scheduler, the policy, the link and the draft on its device are real. The target's weights are released
 before, so the draft has the device to itself. A run fails if an output differs from the recording.
+
+With several drafts (the paper's figure 6, right) the rows are shared out among draft services, each a process on the
+CPU with one thread, so each draft prepares for fewer rows in the same time.
 
 A cell is method[:lookahead[:budget[:nodes[:width]]]]; without nodes it speculates chains. Prefill is excluded.
 
@@ -28,7 +33,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
@@ -42,6 +47,7 @@ from bench.cells import settings_of
 from bench.gpu import counted_on, figures, wait_of
 from bench.recording import Recording, Source, load_recording, params_of, record
 from bench.replay_verifier import CapturedShape, ReplayVerifier, without_weights
+from bench.services import Services, draft_services
 from bench.step_times import PRESETS, StepTimes, parse_times
 from bench.workloads import read_prompts
 from saguaro.config import EngineConfig
@@ -53,6 +59,7 @@ from saguaro.errors import ConfigError, SaguaroError
 from saguaro.kernels.formats import computed_in, find_format, packed_kind, ready
 from saguaro.link.apart import Apart
 from saguaro.link.inline import Inline
+from saguaro.link.several import Several
 from saguaro.llm import default_cache
 from saguaro.measure.grown import SHAPES, grow, grown_spec
 from saguaro.measure.grown_pair import encode
@@ -69,7 +76,7 @@ MAX_LENGTH = 2048  # longest text
 RECORDED_ROWS = 8  # outputs recorded at a time
 
 COLUMNS = {
-    "times": "<6", "cell": "<14", "batch": ">5", "T": ">3", "tok_s": ">8.1f", "per_round": ">9.2f",
+    "times": "<6", "cell": "<14", "batch": ">5", "drafts": ">6", "T": ">3", "tok_s": ">8.1f", "per_round": ">9.2f",
     "prepared": ">8.2f", "hit_rate": ">8.3f", "round_ms": ">8.2f", "verify": ">7.2f", "draft": ">7.2f",
     "exposed": ">7.2f", "of_hits": ">7.2f", "host": ">6.2f", "free": ">8.1f", "of_free": ">7.3f",
 }  # fmt: skip
@@ -103,7 +110,10 @@ class Args:
     prepare: str = "auto"
     """Whether ssd prepares: where it pays (auto), or always."""
     link: str = "inline"
-    """Where the draft runs: inline, or process (a grown draft runs inline)."""
+    """Where the draft runs: inline, process, or service: services in processes of their own (a grown draft runs
+    inline)."""
+    drafts: tuple[int, ...] = (1,)
+    """Numbers of draft services; every cell but ar runs with each."""
     device: str = "auto"
     """The draft's device, on which the target is recorded too."""
     dtype: str = "auto"
@@ -118,11 +128,15 @@ class Args:
     def __post_init__(self) -> None:
         _one_of("target", self.target, (*SHAPES, "smollm2"))
         _one_of("draft", self.draft, (*SHAPES, "smollm2", "default"))
-        _one_of("link", self.link, ("inline", "process"))
+        _one_of("link", self.link, ("inline", "process", "service"))
         for preset in self.presets:
             _one_of("presets", preset, tuple(PRESETS))
-        if self.link == "process" and self.draft in SHAPES:
-            raise ConfigError(f"link is process and draft {self.draft}, which is grown in this process; use inline")
+        if self.link != "inline" and self.draft in SHAPES:
+            raise ConfigError(f"link is {self.link} and draft {self.draft}, which is grown in this process; use inline")
+        if self.link != "service" and self.drafts != (1,):
+            raise ConfigError(f"drafts is {_words(self.drafts)} and link {self.link}; several drafts need link service")
+        if not self.drafts or min(self.drafts) < 1:
+            raise ConfigError(f"drafts is {_words(self.drafts)}; it must be numbers of at least 1")
         for cell in self.cells:
             method = find_method(cell.partition(":")[0])
             if method.verification != "shared":
@@ -195,7 +209,8 @@ class Report:
         """Print and store the ratios."""
         self.facts["ratios"] = ratios(self.cells)
         for each in self.facts["ratios"]:
-            print(f"{each['cell']} / {each['sd']}, {each['times']}, batch {each['batch']}, T {each['T']:g}: ", end="")
+            print(f"{each['cell']} / {each['sd']}, {each['times']}, batch {each['batch']}, ", end="")
+            print(f"{each['drafts']} drafts, T {each['T']:g}: ", end="")
             print(f"{each['ssd / sd']:.3f}; {each['ssd / free sd']:.3f} of the same with a draft that costs nothing")
         self._write()
 
@@ -216,13 +231,45 @@ def main(args: Args) -> int:
     tables = {times.name: {f"{rows:g}": points for rows, points in times.tables.items()} for times in all_times}
     facts = {"target": "replayed", "recorded": asdict(replay.recording.source), "device": device, "ms_by_rows": tables}
     report = Report({**facts, "args": {k: str(v) for k, v in asdict(args).items()}}, args.json)
-    for times, batch, temperature, cell in product(all_times, args.batches, args.temperatures, args.cells):
-        if time.perf_counter() - began > args.seconds:
-            print(f"left out for want of time: {cell} at {times.name}, batch {batch}, temperature {temperature}")
-            continue
-        report.add(measure(replay, cell, times, batch, temperature, args))
+    with ExitStack() as stack:
+        services = None
+        if args.link == "service":
+            services = stack.enter_context(draft_services(max(args.drafts), service_flags(args, replay.target)))
+        for times, batch, temperature, (cell, n_drafts) in product(
+            all_times, args.batches, args.temperatures, drafted_cells(args)
+        ):
+            if time.perf_counter() - began > args.seconds:
+                print(f"left out for want of time: {cell} at {times.name}, batch {batch}, temperature {temperature}")
+                continue
+            drafted = drafts_of(args, replay, services, n_drafts)
+            report.add(measure(replay, cell, times, batch, temperature, args, drafted) | {"drafts": n_drafts})
     report.conclude()
     return 0
+
+
+def drafted_cells(args: Args) -> list[tuple[str, int]]:
+    """Every cell with every number of drafts; one that drafts nothing once, with none.
+
+    >>> drafted_cells(Args(link="service", draft="default", drafts=(1, 2), cells=("ar", "sd:3")))
+    [('ar', 0), ('sd:3', 1), ('sd:3', 2)]
+    """
+    return [
+        (cell, n)
+        for cell in args.cells
+        for n in (args.drafts if find_method(settings_of(cell)["method"]).drafts else (0,))
+    ]
+
+
+def service_flags(args: Args, target: Loaded) -> list[str]:
+    """How `saguaro draft` is told which model to serve."""
+    return [*([] if args.draft == "default" else [str(target.path)]), "--dtype", args.dtype]
+
+
+def drafts_of(args: Args, replay: Replay, services: Services | None, n: int) -> dict[str, Any]:
+    """The settings that name the draft."""
+    if services is None or n == 0:
+        return {"draft": replay.draft_name if n else None, "link": "inline" if services else args.link}
+    return {"draft": ",".join(services.addresses[:n]), "draft_key_file": services.key_file}
 
 
 def prepare(args: Args) -> Replay:
@@ -296,9 +343,11 @@ def shape_of(cell: str) -> CapturedShape:
     return CapturedShape(sizes.get("nodes", sizes["lookahead"]), sizes["lookahead"])
 
 
-def measure(replay: Replay, cell: str, times: StepTimes, batch: int, temperature: float, args: Args) -> dict[str, Any]:
-    """Serve the prompts, a batch at a time; return the breakdown of the time."""
-    engine = build(replay, cell, times, batch, args)
+def measure(
+    replay: Replay, cell: str, times: StepTimes, batch: int, temperature: float, args: Args, drafted: dict[str, Any]
+) -> dict[str, Any]:
+    """Serve the prompts, a batch at a time; return the breakdown of the time. drafted: see drafts_of."""
+    engine = build(replay, cell, times, batch, args, drafted)
     events: list[RoundEvent] = []
     n_prompts = max(batch, args.num_prompts)
     try:
@@ -320,15 +369,14 @@ def measure(replay: Replay, cell: str, times: StepTimes, batch: int, temperature
     return with_bound(found | tree | settings_of(cell) | lost | measured)
 
 
-def build(replay: Replay, cell: str, times: StepTimes, batch: int, args: Args) -> Engine:
+def build(replay: Replay, cell: str, times: StepTimes, batch: int, args: Args, drafted: dict[str, Any]) -> Engine:
     """An engine with the replayed target."""
     target, sizes = replay.target, settings_of(cell)
     config = EngineConfig(
         **sizes,
         **_memory(target.model.spec, target.model.dtype, batch),
-        draft=replay.draft_name if sizes["method"] != "ar" else None,
+        **drafted,
         prepare=args.prepare,
-        link=args.link,
         device=str(target.model.device),
         dtype=target.model.format,
         max_batch_rows=batch,
@@ -365,7 +413,7 @@ def serve(engine: Engine, replay: Replay, which: range, batch: int, temperature:
 def lost_drafts(engine: Engine) -> dict[str, int]:
     """How often a draft in its own process was late or died."""
     link = engine.round.draft
-    return {"n_late": link.n_late, "n_deaths": link.n_deaths} if isinstance(link, Apart) else {}
+    return {"n_late": link.n_late, "n_deaths": link.n_deaths} if isinstance(link, Apart | Several) else {}
 
 
 def exposed_of_hits(events: list[RoundEvent], batch: int) -> float | None:
@@ -393,7 +441,7 @@ def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every cell that prepares, relative to sd with the same tree, step times, batch and temperature."""
 
     def alike(cell: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(cell[name] for name in ("times", "batch", "T", "K", "N", "R"))
+        return tuple(cell[name] for name in ("times", "batch", "T", "K", "N", "R", "drafts"))
 
     measured = [cell for cell in cells if cell["tok_s"] is not None]
     plain = {alike(cell): cell for cell in measured if cell["method"] == "sd"}
@@ -402,7 +450,9 @@ def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
         sd = plain.get(alike(cell))
         if sd is not None and cell["method"] != "sd":
             speeds = {"ssd / sd": cell["tok_s"] / sd["tok_s"], "ssd / free sd": cell["tok_s"] / sd["free"]}
-            found.append({name: cell[name] for name in ("cell", "times", "batch", "T")} | {"sd": sd["cell"]} | speeds)
+            found.append(
+                {name: cell[name] for name in ("cell", "times", "batch", "drafts", "T")} | {"sd": sd["cell"]} | speeds
+            )
     return found
 
 
@@ -425,6 +475,10 @@ def _released() -> Iterator[None]:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def _words(numbers: tuple[int, ...]) -> str:
+    return " ".join(map(str, numbers)) or "empty"
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

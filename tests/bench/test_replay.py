@@ -257,6 +257,10 @@ def test_presets_cover_a_tree_of_31_nodes() -> None:
         ({"presets": ("9b",)}, "presets is '9b'"),
         ({"link": "null"}, "link is 'null'"),
         ({"link": "process"}, "link is process and draft 0.6b, which is grown in this process"),
+        ({"link": "service"}, "link is service and draft 0.6b, which is grown in this process"),
+        ({"drafts": (1, 2)}, "drafts is 1 2 and link inline; several drafts need link service"),
+        ({"link": "service", "draft": "default", "drafts": (0,)}, "drafts is 0; it must be numbers of at least 1"),
+        ({"link": "service", "draft": "default", "drafts": ()}, "drafts is empty; it must be"),
         ({"cells": ("saguaro:4",)}, "cell saguaro:4 verifies by rejection"),
     ],
 )
@@ -293,7 +297,16 @@ def test_recordings_that_do_not_fit_the_flags(recording: Recording, flags: dict[
 
 def test_ratios_compare_the_same_tree() -> None:
     def cell(name: str, tok_s: float | None, exposed: float = 0.0, times: str = "32b", N: int = 31) -> dict[str, Any]:
-        where = {"times": times, "cell": name, "batch": 1, "T": 0.0, "method": name.partition(":")[0], "K": 8, "R": 8}
+        where = {
+            "times": times,
+            "cell": name,
+            "batch": 1,
+            "T": 0.0,
+            "method": name.partition(":")[0],
+            "K": 8,
+            "R": 8,
+            "drafts": 1,
+        }
         return with_bound({**where, "N": N, "tok_s": tok_s, "round_ms": 20.0, "verify": 19.5 - exposed, "host": 0.5})
 
     cells = [cell("sd:8", 100.0, N=8), cell("sd:8:8:31:8", 200.0, 4.0), cell("sd:8:8:31:8", 300.0, times="70b")]
@@ -318,6 +331,20 @@ def test_the_command(default_folder: Path, tmp_path: Path, capsys: pytest.Captur
     assert "recorded" not in capsys.readouterr().out
     again = json.loads(out.read_text())
     assert again["cells"][0]["per_round"] == first["cells"][0]["per_round"]
+
+
+@pytest.mark.network
+def test_several_drafts(default_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "replay.json"
+    flags: dict[str, Any] = {"target": "smollm2", "draft": "default", "num_prompts": 2, "max_tokens": 8, "warm": 0}
+    flags |= {"device": "cpu", "verify_ms": ("20",), "cells": ("ar", "ssd-uniform:2:4"), "batches": (2,), "json": out}
+    assert main(Args(**flags, link="service", drafts=(1, 2))) == 0
+    ar, *drafted = json.loads(out.read_text())["cells"]
+    assert (ar["cell"], ar["drafts"]) == ("ar", 0)
+    assert [(cell["drafts"], cell["n_deaths"], cell["prepared"] > 0) for cell in drafted] == [
+        (1, 0, True),
+        (2, 0, True),
+    ]
 
 
 @pytest.mark.parametrize("module", [bench.recording, bench.replay, bench.replay_verifier, bench.step_times])
