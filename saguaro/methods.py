@@ -52,10 +52,15 @@ __all__ = ["METHODS", "Method", "draft_shape", "draft_side", "find_method"]
 
 
 def draft_side(
-    config: DraftConfig, model: Transformer | None, kernels: Kernels | None = None, start: Start | None = None
+    config: DraftConfig,
+    model: Transformer | None,
+    kernels: Kernels | None = None,
+    start: Start | None = None,
+    *,
+    reads_prompts: bool = True,
 ) -> DraftSide:
     """Build the draft side of a method. With kernels, its steps are captured. start comes from the target side if it
-    runs in the same process."""
+    runs in the same process; reads_prompts: see DraftSide."""
     if start is None:
         tokenizer = partial(load_tokenizer, Path(config.tokenizer), config.n_text)
         start = Grammars(tokenizer, config.n_vocab, config.ends).start
@@ -84,6 +89,7 @@ def draft_side(
         start=start,
         read_s=config.read_s,
         kept=kept,
+        reads_prompts=reads_prompts,
     )
 
 

@@ -22,6 +22,11 @@ from saguaro.types import DraftLink, DraftTimes, Interval, Joined, Observer, Out
 now = time.perf_counter
 
 
+def never() -> bool:
+    """Always False."""
+    return False
+
+
 class Pending(Protocol):
     """A running verification."""
 
@@ -153,11 +158,15 @@ class DraftSide:
         start: Start | None = None,
         read_s: float = math.inf,  # seconds per round for reading texts while rows decode
         kept: Kept | None = None,  # what was learnt before, and will be
+        reads_prompts: bool = True,  # whether a text may be read before the target has emitted its first token
     ) -> None:
+        """Where draft and target share their threads, reading prompts early would delay first tokens."""
         self.rows = DraftRows(start)
         self.drafter, self.policy = drafter, policy
         self._lookahead, self._n_vocab, self._read_s, self._kept = lookahead, n_vocab, read_s, kept
+        self._reads_prompts, self._prepares = reads_prompts, False
         self._is_awaited = False  # whether the last reply had any rows
+        self._read_for_reply = 0.0  # seconds of reading before the last reply
         self._asked: list[DraftRow] = []
         self._outcome, self._prepared = Outcome.nothing(), (0.0, 0.0)
         self._made: Prepared | None = None  # the last preparation
@@ -181,6 +190,7 @@ class DraftSide:
         self.policy.outcome(outcome, self.rows)
         self.rows.commit(outcome)
         self.drafter.settle(list(self.rows))
+        self._read_for_reply = self._read(never, self._read_s) if self._reads_late else 0.0
         known = [(row, n) for slot, n in zip(slots, room, strict=True) if (row := self.rows.get(slot)) is not None]
         wanted = [(row, min(n, self._lookahead)) for row, n in known if n > 0]
         missed = self.drafter.serve(outcome, wanted)
@@ -193,14 +203,13 @@ class DraftSide:
         spec = self.rows.in_flight(slots, self._lookahead, self._n_vocab)
         return replace(spec, times=DraftTimes((began, now()), self._prepared_in(), self._made is not None))
 
-    def prepare(self, is_late: Callable[[], bool] = lambda: False) -> None:
+    def prepare(self, is_late: Callable[[], bool] = never) -> None:
         """Read texts that are behind, and prepare for likely outcomes. Stops early when the outcome arrives."""
         began, self._made = now(), None
-        prepares = self.drafter.prepares and self.policy.prepares(self._asked, self.rows)
-        read_s = 0.0
-        if prepares or self.policy.reads:
-            most_s = self._read_s if self._is_awaited else math.inf
-            read_s = now() - began if self.drafter.read(list(self.rows), is_late, most_s) else 0.0
+        prepares = self._prepares = self.drafter.prepares and self.policy.prepares(self._asked, self.rows)
+        read_s = self._read_for_reply
+        if self._reads_prompts and (prepares or self.policy.reads):
+            read_s = self._read(is_late, self._read_s if self._is_awaited else math.inf)
         is_due = self._kept is not None and self._kept.is_due and self.policy.learnt.is_sure
         if is_due:
             self.keep()
@@ -213,6 +222,17 @@ class DraftSide:
         """Write what was learnt, if there is a file for it."""
         if self._kept is not None and self.policy.learnt.is_sure:
             self._kept.write({"policy": self.policy.state(), "drafter": self.drafter.state()})
+
+    @property
+    def _reads_late(self) -> bool:
+        """Whether texts are read before a reply, once their first token is out."""
+        return not self._reads_prompts and (self._prepares or self.policy.reads)
+
+    def _read(self, is_late: Callable[[], bool], most_s: float) -> float:
+        """Read texts that are behind, for about so many seconds at most. Returns the seconds that it took."""
+        began = now()
+        rows = [row for row in self.rows if self._reads_prompts or row.request.n_output]
+        return now() - began if self.drafter.read(rows, is_late, most_s) else 0.0
 
     def _prepared_in(self) -> Interval:
         """When the last preparation ran. On a device it continues after the launch."""

@@ -20,7 +20,7 @@ from saguaro.target.step_cost import StepCost, Work
 from saguaro.types import Features
 
 MAX_READ = 512  # tokens of text read per round: as many as the target computes
-CHUNK = 64  # tokens of text read between two checks for the outcome
+CHUNK = 64  # tokens of text read between two checks for the outcome; a GPU's work is only launched
 
 now = time.perf_counter
 
@@ -112,10 +112,10 @@ class DraftTexts:
         for row in rows:
             while left > 0 and not self.is_near(row) and self.n_behind(row) > 0 and self.reserve(row):
                 trunk, starts = self.trunks[row.slot], now()
-                fitting = CHUNK
+                fitting = CHUNK if self._model.device.type == "cpu" else MAX_READ
                 if seconds < math.inf:
-                    fitting = max(least, self._pace.room(seconds - (starts - began), trunk.n_computed))
-                n = min(CHUNK, left, fitting, self.n_behind(row))
+                    fitting = max(least, min(CHUNK, self._pace.room(seconds - (starts - began), trunk.n_computed)))
+                n = min(left, fitting, self.n_behind(row))
                 self.compute([(row, n)])
                 self._pace.learn(Work.of(trunk.n_computed - n, n), now() - starts)
                 left -= n

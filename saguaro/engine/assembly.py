@@ -256,7 +256,10 @@ class Assembly:
         if not self.placed.placement.is_apart:
             device = torch.device(config.device)
             with guard(device):
-                side = draft_side(config, draft, kernels_for(device), self.grammars.start)
+                # Features are read as they come, or those of whole prompts would have to be held.
+                reads_prompts = device.type != "cpu" or self.reads is not None
+                kernels, start = kernels_for(device), self.grammars.start
+                side = draft_side(config, draft, kernels, start, reads_prompts=reads_prompts)
             return Inline(side, device)
         link = self._service(config) if self.placed.placement.is_service else self._process(config)
         try:
