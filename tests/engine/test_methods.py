@@ -296,14 +296,14 @@ def test_nothing_of_a_request_is_left_for_the_next_in_its_slot(llm: LLM, folder:
 @pytest.mark.parametrize("method", ["sd", "pearl", "ssd-uniform", "ssd"])
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_preemption(llm: LLM, method: str, prefix_caching: bool) -> None:
-    """Four requests in memory for less than three."""
+    """Four requests in memory for two."""
     params = [
         sample(max_tokens=30),
         sample(max_tokens=30, temperature=0.0),
         sample(max_tokens=25),
         sample(max_tokens=30),
     ]
-    settings = {**SIZES, "kv_memory": "96KiB", "prefix_caching": prefix_caching, "page_size": 4, "max_model_len": 80}
+    settings = {**SIZES, "kv_memory": "80KiB", "prefix_caching": prefix_caching, "page_size": 4, "max_model_len": 80}
     drafted = llm.sibling(method=method, draft="drop:2", **settings)
     found = run(drafted.engine, PROMPTS, params)
     assert drafted.engine.scheduler.n_preemptions > 0
