@@ -37,7 +37,7 @@ def test_a_template_that_takes_too_much_is_refused(
 ) -> None:
     monkeypatch.setattr(llm.engine.tokenizer.inner, "chat_template", template)
     with running(llm) as server, ThreadPoolExecutor(4) as clients:
-        _limit(server.service, replace(vetted.TEMPLATE, core_seconds=0.1))
+        _limit(server.service, replace(vetted.TEMPLATE, core_seconds=0.1, seconds=300.0))
         alone = server.complete(**LONG)["choices"][0]["text"]
         asked = [clients.submit(chat, server) for _ in range(4)]
         n_beside = 0
