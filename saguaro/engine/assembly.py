@@ -256,8 +256,7 @@ class Assembly:
         if not self.placed.placement.is_apart:
             device = torch.device(config.device)
             with guard(device):
-                # Features are read as they come, or those of whole prompts would have to be held.
-                reads_prompts = device.type != "cpu" or self.reads is not None
+                reads_prompts = not self._delays_first_tokens(config, draft)
                 kernels, start = kernels_for(device), self.grammars.start
                 side = draft_side(config, draft, kernels, start, reads_prompts=reads_prompts)
             return Inline(side, device)
@@ -268,6 +267,13 @@ class Assembly:
             link.close()
             raise
         return link
+
+    def _delays_first_tokens(self, config: DraftConfig, draft: Transformer | None) -> bool:
+        """Whether a draft in this process delays first tokens if it reads prompts before them: it shares the target's
+        cores, and prepares nothing for these tokens. Features are read as they come, or those of whole prompts would
+        have to be held."""
+        prepares = self.method.prepares and config.prepare != "never"
+        return config.device == "cpu" and draft is not None and self.reads is None and not prepares
 
     def _process(self, config: DraftConfig) -> Apart:
         """A draft in a process of its own."""
