@@ -40,12 +40,11 @@ def captured_steps(
 
 
 def _choose(kernels: Kernels, n_known: int, at: Computed) -> Tensor:  # [R * (N + 1)] int64
-    """The target's token after every position."""
-    width = len(at.columns)
-    heat, seeds = noise_of(at.facts[:, TEMPERATURE], at.facts[:, SEED], width)
-    top_k, *floats = (each[:, None].expand(-1, width).flatten() for each in at.facts[:, TOP_K:].unbind(1))
-    limits = kernels.limits(at.logits, heat, top_k, *map(as_float, floats), n_known)
-    return kernels.choose(at.logits, heat, seeds, at.step.positions + 1, n_known, limits)
+    """The target's token after every position. The kernels read a row's facts where its line has them."""
+    facts = at.facts
+    heat, top_p, log_min_p = (as_float(facts[:, which]) for which in (TEMPERATURE, TOP_P, LOG_MIN_P))
+    limits = kernels.limits(at.logits, heat, facts[:, TOP_K], top_p, log_min_p, n_known)
+    return kernels.choose(at.logits, heat, facts[:, SEED], at.step.positions, n_known, limits, ahead=1)
 
 
 def _decide(
@@ -98,11 +97,6 @@ def moves(
     sources = torch.where(is_moved, grown.kv_index.gather(1, path.clamp(min=0)), root)
     places = torch.where(is_moved, grown.kv_index[:, : path.shape[1]], root)
     return sources.flatten(), places.flatten()
-
-
-def noise_of(temperature: Tensor, seeds: Tensor, n: int) -> tuple[Tensor, Tensor]:  # [R] as they travel -> [R * n]
-    """Temperature and seed, repeated for each of a row's n positions."""
-    return as_float(temperature)[:, None].expand(-1, n).flatten(), seeds[:, None].expand(-1, n).flatten()
 
 
 @lru_cache
