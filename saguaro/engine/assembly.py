@@ -58,6 +58,7 @@ from saguaro.target.sampler import Sampler
 from saguaro.target.scheduler import Scheduler
 from saguaro.target.shape import RunnerShape, build_runner
 from saguaro.target.step_cost import LatencyBudget
+from saguaro.target.tables import table_bytes
 from saguaro.target.verifier import Runs, Verifier
 from saguaro.types import DraftLink, Progress
 
@@ -205,7 +206,7 @@ class Assembly:
         most = max(size * (nodes_at(size, self.nodes, config.lookahead) + 1) for size in captured_sizes(rows))
         logits = 2 * 4 * most * spec.n_vocab
         per_token = 4 * (2 * spec.intermediate + 4 * spec.hidden + 4 * spec.n_heads * spec.head_dim)
-        n_bytes = logits + (config.max_batch_tokens + most) * per_token
+        n_bytes = logits + (config.max_batch_tokens + most) * per_token + table_bytes(rows, self.n_known)
         if draft is not None:
             shape = draft_shape(self._draft_config(0))
             n_places = (rows + 1) * (shape.places + 1)

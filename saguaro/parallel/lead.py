@@ -20,12 +20,16 @@ class LeadRunner:
     def __init__(self, own: Runner, ranks: Ranks, number: int) -> None:
         """number: of the runners that the other ranks have opened for this one."""
         self._own, self.ranks, self._number = own, ranks, number
-        self.page_size, self.captures, self.device = own.page_size, own.captures, own.device
+        self.page_size, self.captures, self.room, self.device = own.page_size, own.captures, own.room, own.device
         self._dropped = weakref.finalize(self, ranks.drop, number)
 
     def threads(self) -> AbstractContextManager[None]:
         """See Runner."""
         return self._own.threads()
+
+    def takes(self, rows: Sequence[Segment]) -> bool:
+        """See Runner."""
+        return self._own.takes(rows)
 
     def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | Ran:
         """See Runner."""

@@ -97,7 +97,7 @@ def test_captured_steps_decide_alike_on_every_rank(group: list[Exchange], tmp_pa
     folder, shape = write_tiny(tmp_path, "llama"), replace(SHAPE, depth=3, nodes=5, n_known=288)
     params = SamplingParams(temperature=temperature, top_k=50, top_p=0.9, min_p=0.01)
     text, pages = random_tokens(9, 288), list(range(12, 0, -1))
-    facts = facts_of(Request("", text, params, seed=7), decides=True)
+    facts = facts_of(Request("", text, params, seed=7))
 
     @torch.inference_mode()
     def work(split: Split) -> tuple[list[list[int]], Tensor]:

@@ -121,7 +121,7 @@ def test_pages_run_out(model: Transformer, truth: list[list[int]], texts: list[l
     assert rig.run(new_requests()) == truth
 
 
-SIMPLE = ["greedy", "warm", "limited"]  # requests that are decided within the captured step
+SIMPLE = ["greedy", "warm", "limited", "penalised", "restricted"]  # what a captured step decides
 
 
 @pytest.fixture(scope="module")
