@@ -11,7 +11,7 @@ logits_at  flat positions whose logits are needed: the last text token of a samp
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class Segment(NamedTuple):
     # For what follows a captured step:
     facts: Sequence[int] = ()  # in the row's line; those that are not given are 0
     told: Sequence[int] = ()  # to be written to tables first
+    masks: Sequence[Any] = ()  # tokens allowed at each position (target.grammar.Mask); None: all; empty: no masks
 
     @property
     def paths(self) -> list[list[int]]:  # [nodes]

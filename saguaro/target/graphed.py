@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saguaro.algo.tree import accept_along
+from saguaro.algo.tree import accept_along, most_positions
 from saguaro.algo.verification import accept
 from saguaro.attention.paged import StepTrees, from_left
 from saguaro.attention.step import Segment
-from saguaro.device.graphs import as_float, float_bits
+from saguaro.device.graphs import as_float, bucket, float_bits
 from saguaro.kernels.bundle import Kernels
 from saguaro.kernels.row_rules import CHANGED, Texts
 from saguaro.kv.memory import KVCache
@@ -35,7 +35,9 @@ def captured_steps(
 ) -> CapturedSteps:
     """Steps that verify chains, and trees if there are more nodes than the depth."""
     n_changes = depth + 1  # a step accepts so many tokens at most
-    follow = Decider(kernels, cache, RuleTables(room_for(max_rows, n_changes), n_known, cache.device), n_known)
+    n_positions = most_positions(bucket(max_rows), nodes, depth)
+    room = room_for(max_rows, n_changes, n_positions)
+    follow = Decider(kernels, cache, RuleTables(room, n_known, n_positions, cache.device), n_known)
     sizes = {"longest": longest, "max_rows": max_rows, "depth": depth, "nodes": nodes}
     n_facts, n_found = RULES + CHANGED + n_changes, 2 + depth if nodes > depth else 2
     return CapturedSteps(follow, cache, n_facts=n_facts, n_found=n_found, **sizes)

@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from saguaro.algo import tree
 from saguaro.algo.verification import BROKEN
 from saguaro.attention.sdpa import kv_indices
 from saguaro.attention.step import Segment
@@ -25,7 +24,7 @@ from saguaro.target.graphed import decision_of
 from saguaro.target.pinned import Pins
 from saguaro.target.request import Request
 from saguaro.target.rules import Decision, Rule, SharedNoise
-from saguaro.target.sampler import Context, logprobs, prompt_logprobs
+from saguaro.target.sampler import contexts, logprobs, prompt_logprobs
 from saguaro.target.scheduler import Batch, BatchRow
 from saguaro.target.step_rules import StepRules
 from saguaro.types import Features, Outcome, Speculation, TokenLogprobs
@@ -169,7 +168,7 @@ class Verifier:
     def _run(self, segments: list[Segment], requests: list[Request]) -> Followed | Ran:
         """Run the step; a captured one decides, if it can."""
         rules = self._step_rules
-        if rules is None or not rules.take(requests) or not self._runner.takes(segments):
+        if rules is None or not rules.take(segments, requests) or not self._runner.takes(segments):
             return self._runner.run(segments, False)
         ran = self._runner.run(rules.told(segments, requests), True)
         rules.launched()
@@ -178,7 +177,7 @@ class Verifier:
     def decide(self, batch: Batch, spec: Speculation, drafted: list[list[int]], logits: Tensor) -> Decision:
         """Apply the rule to the logits, [L, V], after the text and each speculated token of every sampling row."""
         each = zip(batch.sampling, drafted, spec.parents(), strict=True)
-        places = [place for row, tokens, parents in each for place in _contexts(row.request, tokens, parents)]
+        places = [place for row, tokens, parents in each for place in contexts(row.request, tokens, parents)]
         none = torch.zeros(0, dtype=torch.int64)
         return self._rule(logits, places, spec) if places else (none, none, None)
 
@@ -255,11 +254,3 @@ def _features(batch: Batch, segments: list[Segment], decision: Decision, compute
     slots, starts, lengths = torch.tensor(known, dtype=torch.int64).view(-1, 3).unbind(1)
     taken = torch.tensor(places, dtype=torch.int64).to(computed.device)
     return Features(slots, starts, lengths, computed.index_select(0, taken))
-
-
-def _contexts(request: Request, tokens: Sequence[int], parents: Sequence[int] | None) -> list[Context]:
-    """What stands before each logit of a row: the text, and the tokens on the path to a node."""
-    if parents is None:
-        return [(request, tokens[:n]) for n in range(len(tokens) + 1)]
-    paths = ([tokens[node] for node in path] for path in tree.paths(parents))
-    return [(request, ()), *((request, path) for path in paths)]

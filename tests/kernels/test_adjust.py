@@ -3,8 +3,10 @@
 import math
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from saguaro.attention.step import Segment
 from saguaro.config import SamplingParams
 from saguaro.kernels.adjust import BLOCK, adjust, adjust_plain
 from saguaro.kernels.row_rules import CHANGED, Texts
+from saguaro.target.grammar import Mask
 from saguaro.target.graphed import RULES
 from saguaro.target.request import Request
 from saguaro.target.sampler import Sampler
@@ -34,21 +37,43 @@ REST: dict[str, dict[str, Any]] = {
     "all": {"repetition_penalty": 1.1, "presence_penalty": -1.3, "frequency_penalty": 1.7},
     "bias": {"logit_bias": {3: 2.5, 0: -100.0, 40: 0.1, 96: 1e-3}},
     "both": {"repetition_penalty": 3.3, "frequency_penalty": -0.7, "logit_bias": {3: 2.5, 7: -1.1, 50: 7.3}},
+    "allowed": {"allowed_token_ids": (3, 7, 8, 96)},
+    "long": {"min_tokens": 37, "stop_token_ids": (3, 50, 7, 98)},
+    "all of it": {"allowed_token_ids": tuple(range(0, 90, 3)), "presence_penalty": 0.5, "logit_bias": {3: 1.5, 4: 9.0}},
+    "bound": {"structured": {"json": True}},
+    "bound and more": {"structured": {"json": True}, "repetition_penalty": 1.4, "logit_bias": {3: 1.5, 4: 9.0}},
 }
+
+
+class Every:
+    """A grammar that allows few tokens or many, depending on the output."""
+
+    is_slow = False
+
+    def __init__(self, n_known: int) -> None:
+        self._n_known = n_known
+
+    def mask(self, output: Sequence[int]) -> Mask:
+        chance = np.random.default_rng([1, *output])
+        share = (0.02, 0.3, 0.9)[len(output) % 3]
+        return np.packbits(chance.random(self._n_known) < share, bitorder="little")
+
+    def accepts(self, output: Sequence[int]) -> bool:
+        return False
 
 
 class Steps:
     """A captured step's rules for a vocabulary of V tokens, with the line of each row as it would travel."""
 
     def __init__(self, n_known: int, by: str, n_seats: int = 8, n_changes: int = 4) -> None:
-        room = room_for(n_seats, n_changes)
-        self.tables = RuleTables(room, n_known, DEVICE)
+        room = room_for(n_seats, n_changes, 128)
+        self.tables = RuleTables(room, n_known, 128, DEVICE)
         self.rules, self.n_known, self.by = StepRules(room, n_known), n_known, by
         self.is_whole: list[bool] = []  # of each row so far, whether it told everything, or what has changed
 
     def lines(self, rows: Sequence[Row], width: int, n_padding: int = 1) -> Tensor:
         """Tell the tables what they need, and return the rows' rules."""
-        segments = [Segment([0, *tokens], 0, (), 1 + len(tokens)) for _, tokens, _ in rows]
+        segments = [Segment([0, *tokens], 0, (), 1 + len(tokens), parents) for _, tokens, parents in rows]
         told = self.rules.told(segments, [request for request, _, _ in rows])
         self.is_whole += [bool(row.told) for row in told]
         self.tables.write(told, width)
@@ -90,6 +115,7 @@ def new_request(n_known: int, seed: int, **params: Any) -> Request:
     text = [chance.randrange(min(n_known, 40) if chance.random() < 0.8 else n_known + 2) for _ in range(60)]
     request = Request(f"r{seed}", text[:25], SamplingParams(**params), seed)
     request.tokens = text
+    request.grammar = Every(n_known) if request.params.structured is not None else None
     return request
 
 
@@ -126,7 +152,7 @@ def test_every_rule_is_the_definitions(by: str, shape: str) -> None:
         (new_request(97, seed, **params), *offered[seed % len(offered)]) for seed, params in enumerate(REST.values())
     ]
     logits = new_logits(5 * (len(rows) + 1), 101)
-    found = Steps(97, by).adjusted(logits, rows, 5, depth=4 if shape == "trees" else 0)
+    found = Steps(97, by, n_seats=20).adjusted(logits, rows, 5, depth=4 if shape == "trees" else 0)
     assert_same(found, expected(logits, rows, 5, 97))
     assert not torch.equal(found, logits)
 
@@ -161,8 +187,32 @@ def test_broken_logits_stay_broken(by: str, odd: float) -> None:
     rows = [(new_request(97, seed, **params), *NONE) for seed, params in enumerate(REST.values())]
     logits = new_logits(len(rows) + 1, 99)
     logits[:, 3] = odd
-    found = Steps(97, by).adjusted(logits, rows, 1)
+    found = Steps(97, by, n_seats=20).adjusted(logits, rows, 1)
     assert not bool((found[:, 3] < math.inf).any())
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("name", ["bound", "allowed"])
+@pytest.mark.parametrize("at", [5, 2 * BLOCK])
+def test_a_mask_that_leaves_no_token(by: str, name: str, at: int) -> None:
+    """A grammar then allows everything; of allowed tokens none is better than another. One good token is enough."""
+    n_known = 2 * BLOCK + 1
+    request = new_request(n_known, 0, **REST[name])
+    may = np.zeros(n_known, bool)
+    may[[at, 7]] = True
+    request.grammar = (
+        SimpleNamespace(mask=lambda output: np.packbits(may, bitorder="little")) if name == "bound" else None
+    )
+    if request.grammar is None:
+        object.__setattr__(request.params, "allowed_token_ids", (at, 7))
+    logits = new_logits(4, n_known + 1)
+    logits[:, [at, 7]] = -math.inf
+    logits[1, at] = 0.25
+    found = Steps(n_known, by).adjusted(logits, [(request, [3], None)], 2)[:2]
+    assert_same(found, expected(logits[:2], [(request, [3], None)], 2, n_known))
+    n_left = (found[:, :n_known] > -math.inf).sum(1).tolist()
+    assert (n_left[0] > 2) == (name == "bound")
+    assert n_left[1] == 1
 
 
 @pytest.mark.parametrize("by", BY)
@@ -170,7 +220,10 @@ def test_texts_that_grow_are_counted_as_they_grow(by: str) -> None:
     """Round by round, with more requests than seats, rounds that the host decides, and one whose launch failed."""
     chance = random.Random(4)
     steps = Steps(97, by, n_seats=3, n_changes=4)
-    requests = [new_request(97, seed, **REST[name]) for seed, name in enumerate(["all", "both", "less", "all", "bias"])]
+    requests = [
+        new_request(97, seed, **REST[name])
+        for seed, name in enumerate(["all", "both", "less", "bound and more", "bias"])
+    ]
     for n_round in range(24):
         batch = chance.sample(requests, 3)
         rows = [(request, [chance.randrange(20) for _ in range(chance.randrange(4))], None) for request in batch]

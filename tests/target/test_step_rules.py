@@ -1,9 +1,13 @@
 """What a captured step decides itself, and what it leaves to the host: the tokens are the same."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from saguaro.attention.step import Segment
 from saguaro.config import SamplingParams
 from saguaro.kernels.row_rules import MOST_BIASES
 from saguaro.model.transformer import Transformer
@@ -14,13 +18,20 @@ from saguaro.target.step_rules import LEFT_TO_HOST, MOST_OUTPUT, StepRules
 from tests.target.test_round import chance, new_requests, new_rig, proposing, scripted, true_output
 from tests.target.test_tree import Spy, Trees, hidden
 
-ROOM = Room(seats=4, changes=5, masks=0)
+ROOM = Room(seats=4, changes=5, masks=3)
+ALL = SimpleNamespace(mask=lambda output: np.full(250, 255, np.uint8), is_slow=False)  # a grammar
 
 
 def new_request(params: dict[str, Any], n_output: int = 0) -> Request:
     request = Request("r", [1, 2, 3], SamplingParams(max_tokens=None, **params), 0, frozenset([7]))
     request.tokens += [4] * n_output
+    request.grammar = ALL if request.params.structured is not None else None
     return request
+
+
+def segment(request: Request, n: int) -> Segment:
+    """Its row, with n speculated tokens."""
+    return Segment([4] * (1 + n), len(request.tokens) - 1, (), 1 + n)
 
 
 @pytest.mark.parametrize(
@@ -38,13 +49,33 @@ def new_request(params: dict[str, Any], n_output: int = 0) -> Request:
         ({"repetition_penalty": 1e31}, 0, False),
         ({"presence_penalty": 0.1, "logprobs": 0}, 0, False),
         ({"logit_bias": {3: 1.0}, "logprobs": 0}, 0, False),
+        ({"allowed_token_ids": (3, 4)}, 0, True),
+        ({"allowed_token_ids": (3, 4), "logprobs": 0}, 0, False),
+        ({"min_tokens": 3}, 2, True),
+        ({"min_tokens": 3, "allowed_token_ids": (3, 4)}, 2, False),
+        ({"min_tokens": 3, "allowed_token_ids": (3, 4)}, 3, True),
+        ({"min_tokens": 3, "logprobs": 0}, 2, False),
+        ({"min_tokens": 3, "logprobs": 0}, 3, True),
+        ({"structured": {"json": True}}, 0, True),
+        ({"structured": {"json": True}, "min_tokens": 3}, 2, False),
+        ({"structured": {"json": True}, "min_tokens": 3}, 3, True),
     ],
     ids=str,
 )
 def test_what_is_taken(params: dict[str, Any], n_output: int, is_taken: bool) -> None:
     request = new_request(params, n_output)
-    assert StepRules(ROOM, 2000).take([new_request({}), request]) == is_taken
+    rows = [segment(request, 2), segment(request, 1)]
+    assert StepRules(ROOM, 2000).take(rows, [request, new_request({})]) == is_taken
     assert any(is_left(request) for is_left in LEFT_TO_HOST.values()) != is_taken
+
+
+def test_more_masks_than_there_is_room_for() -> None:
+    request, plain = new_request({"structured": {"json": True}}), new_request({})
+    rules = StepRules(ROOM, 2000)
+    assert rules.take([segment(request, 2), segment(plain, 5)], [request, plain])
+    assert not rules.take([segment(request, 3)], [request])
+    assert not rules.take([segment(request, 1), segment(request, 1)], [request, request])
+    assert not StepRules(replace(ROOM, masks=0), 2000).take([segment(request, 0)], [request])
 
 
 @pytest.mark.parametrize("n_seats", [1, 2, 5])
