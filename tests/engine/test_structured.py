@@ -22,6 +22,9 @@ from saguaro.measure.metrics import Summary
 from saguaro.methods import METHODS
 from saguaro.model import compiler
 from saguaro.model.tiny import EOS_ID, write_tiny
+from saguaro.runner.captured import Followed
+from saguaro.target.scheduler import Batch
+from saguaro.types import Speculation
 from tests.engine.driver import run
 
 SHARED = [name for name, method in METHODS.items() if method.drafts and method.verification == "shared"]
@@ -126,6 +129,21 @@ def test_a_draft_in_a_process_of_its_own(tiny: LLM, expected: list[Result]) -> N
         assert (summary.tokens_per_round or 0.0) > 1.2
 
 
+def deciders(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[SamplingParams], bool]]:
+    """Of each batch in which no prompt is read, the parameters, and whether the captured step decided."""
+    verifier, found = llm.engine.round.verifier, list[tuple[list[SamplingParams], bool]]()
+    launch = verifier.launch
+
+    def spied(batch: Batch, spec: Speculation) -> Any:
+        pending = launch(batch, spec)
+        if all(row.samples and row.n_tokens == 1 for row in batch.rows):
+            found.append(([row.request.params for row in batch.rows], isinstance(pending.decided, Followed)))  # type: ignore[attr-defined]
+        return pending
+
+    monkeypatch.setattr(verifier, "launch", spied)
+    return found
+
+
 @pytest.mark.parametrize("method", ["ar", "sd", "ssd"])
 def test_steps_as_a_gpu_captures_them(folder: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verifier and drafter of a device, with the kernels' plain twins: the draft knows no grammar there."""
@@ -136,7 +154,10 @@ def test_steps_as_a_gpu_captures_them(folder: Path, method: str, monkeypatch: py
     monkeypatch.setattr(assembly.Assembly, "_warm", lambda *parts: None)  # nothing to capture
     captured = tiny.sibling(method=method, draft="drop:2", prepare="always", **SIZES)
     assert captured.engine.round.verifier.runs_ahead
+    decides = deciders(captured, monkeypatch)
     assert facts(run(captured.engine, *each())) == facts(expected)
+    assert all(is_in_step or any(p.logprobs is not None for p in batch) for batch, is_in_step in decides)
+    assert sum(is_in_step and any(p.structured is not None for p in batch) for batch, is_in_step in decides) > 5
     link = captured.engine.round.draft
     assert method == "ar" or (isinstance(link, Inline) and isinstance(link.side.drafter, TreeDrafter))
 
