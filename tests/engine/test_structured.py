@@ -22,10 +22,7 @@ from saguaro.measure.metrics import Summary
 from saguaro.methods import METHODS
 from saguaro.model import compiler
 from saguaro.model.tiny import EOS_ID, write_tiny
-from saguaro.runner.captured import Followed
-from saguaro.target.scheduler import Batch
-from saguaro.types import Speculation
-from tests.engine.driver import run
+from tests.engine.driver import deciders, run
 
 SHARED = [name for name, method in METHODS.items() if method.drafts and method.verification == "shared"]
 SIZES: dict[str, Any] = {"link": "inline", "lookahead": 3, "budget": 4}
@@ -127,21 +124,6 @@ def test_a_draft_in_a_process_of_its_own(tiny: LLM, expected: list[Result]) -> N
         drafted.engine.round.observers.append(summary.add)
         assert facts(run(drafted.engine, *each())) == facts(expected)
         assert (summary.tokens_per_round or 0.0) > 1.2
-
-
-def deciders(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[SamplingParams], bool]]:
-    """Of each batch in which no prompt is read, the parameters, and whether the captured step decided."""
-    verifier, found = llm.engine.round.verifier, list[tuple[list[SamplingParams], bool]]()
-    launch = verifier.launch
-
-    def spied(batch: Batch, spec: Speculation) -> Any:
-        pending = launch(batch, spec)
-        if all(row.samples and row.n_tokens == 1 for row in batch.rows):
-            found.append(([row.request.params for row in batch.rows], isinstance(pending.decided, Followed)))  # type: ignore[attr-defined]
-        return pending
-
-    monkeypatch.setattr(verifier, "launch", spied)
-    return found
 
 
 @pytest.mark.parametrize("method", ["ar", "sd", "ssd"])
