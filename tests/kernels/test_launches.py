@@ -1,5 +1,6 @@
 """What is launched between a captured step's logits and its tokens: kernels, and no operations of torch."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ pytest.importorskip("triton")
 
 from saguaro.attention.paged import left_padded
 from saguaro.kernels import adjust, limits, sample
-from saguaro.kernels.bundle import triton_kernels
+from saguaro.kernels.bundle import plain_kernels
 from saguaro.kv.memory import KVCache, KVPlan
 from saguaro.runner.captured import Computed
 from saguaro.target.graphed import RULES, Decider
@@ -54,6 +55,7 @@ def test_five_kernels_and_nothing_else(n_rows: int, monkeypatch: pytest.MonkeyPa
     ):
         for name in names:
             monkeypatch.setattr(module, name, Launches(f"{module.__name__.rpartition('.')[2]}{name}", launched))
+    kernels = replace(plain_kernels(), adjust=adjust.adjust, limits=limits.limits, choose=sample.choose)
     tables = RuleTables(room_for(n_rows, 4, 5 * n_rows), 97, 5 * n_rows, CPU)
     cache = KVCache(KVPlan(4, 4, SPEC.kv_bytes_per_token(torch.float64), 16), SPEC, CPU, torch.float64)
     lines = torch.zeros(n_rows, 40, dtype=torch.int64)
@@ -62,7 +64,7 @@ def test_five_kernels_and_nothing_else(n_rows: int, monkeypatch: pytest.MonkeyPa
     step = left_padded(lines[:, 30:35], text, n, pages, starts, 4, 16)
     at = Computed(step, None, n, lines[:, 3 : 3 + RULES + 9], torch.arange(5), torch.zeros(5 * n_rows, 101))
     with Operations(launched):
-        Decider(triton_kernels(CPU), cache, tables, 97)._choose(at)
+        Decider(kernels, cache, tables, 97)._choose(at)
     assert launched == [
         "adjust_begin_kernel",
         "adjust_adjust_kernel",
