@@ -5,8 +5,9 @@
 Shapes are those of two models, 32b and 0.6b. A time is that of one call in a CUDA graph of many calls. Each call has
 its own weights (or keys), so that they are not in the cache, as in a real step. Products are compared with plain cuBLAS
 (torch.mm, without the norm, gate or sum that ours include), checked against float32, and checked to be bitwise
-independent of the number of rows. Rules are what a captured step does between its logits and its tokens. A chain is the sequence of a model's layers, as in a step, run in several ways: with
-and without early start (saguaro/kernels/launch.py), and with and without small weights held in registers.
+independent of the number of rows. A chain is the sequence of a model's layers, as in a step, run in several ways: with
+and without early start (saguaro/kernels/launch.py), and with and without small weights held in registers. Rules are
+what a captured step does between its logits and its tokens.
 """
 
 import argparse
