@@ -212,4 +212,5 @@ def _adjust_kernel(
                 pair = tl.load(biases + seat * N_BIASES + i)
                 bias = pair.to(tl.int32).to(tl.float32, bitcast=True)
                 found = tl.where(at == (pair >> 32), found + bias, found)
-        tl.store(logits + position * stride + at, found, mask=is_known)
+        is_new = found.to(tl.int32, bitcast=True) != given.to(tl.int32, bitcast=True)
+        tl.store(logits + position * stride + at, found, mask=is_known & is_new)
