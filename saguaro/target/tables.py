@@ -54,10 +54,10 @@ class RuleTables:
         numbers: dict[int, int] = {}  # of each mask: the same one may be of several positions
         for index, row in enumerate(rows):
             for at, mask in enumerate(row.masks, (index + 1) * width - len(row.masks)):
-                number = -1 if mask is None else numbers.setdefault(id(mask), len(numbers))
-                self._at[at] = number
-                if number == len(numbers) - 1:
-                    self._words[number, : len(mask)] = mask[: self._words.shape[1]]
+                if mask is not None and id(mask) not in numbers:
+                    self._words[len(numbers), : len(mask)] = mask[: self._words.shape[1]]
+                    numbers[id(mask)] = len(numbers)
+                self._at[at] = -1 if mask is None else numbers[id(mask)]
         self._masks.send(len(numbers))
         self._which.send(len(rows) * width)
 
