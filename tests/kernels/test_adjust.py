@@ -17,11 +17,13 @@ from saguaro.algo import tree
 from saguaro.attention.step import Segment
 from saguaro.config import SamplingParams
 from saguaro.kernels.adjust import BLOCK, adjust, adjust_plain
+from saguaro.kernels.limits import limits
 from saguaro.kernels.row_rules import CHANGED, Texts
+from saguaro.kernels.sample import choose
 from saguaro.target.grammar import Mask
 from saguaro.target.graphed import RULES
 from saguaro.target.request import Request
-from saguaro.target.sampler import Sampler
+from saguaro.target.sampler import Context, Sampler, rules
 from saguaro.target.step_rules import StepRules
 from saguaro.target.tables import RuleTables, room_for
 
@@ -66,8 +68,8 @@ class Steps:
     """A captured step's rules for a vocabulary of V tokens, with the line of each row as it would travel."""
 
     def __init__(self, n_known: int, by: str, n_seats: int = 8, n_changes: int = 4) -> None:
-        room = room_for(n_seats, n_changes, 128)
-        self.tables = RuleTables(room, n_known, 128, DEVICE)
+        room = room_for(n_seats, n_changes, 256)
+        self.tables = RuleTables(room, n_known, 256, DEVICE)
         self.rules, self.n_known, self.by = StepRules(room, n_known), n_known, by
         self.is_whole: list[bool] = []  # of each row so far, whether it told everything, or what has changed
 
@@ -189,6 +191,26 @@ def test_broken_logits_stay_broken(by: str, odd: float) -> None:
     logits[:, 3] = odd
     found = Steps(97, by, n_seats=20).adjusted(logits, rows, 1)
     assert not bool((found[:, 3] < math.inf).any())
+
+
+def test_tokens_are_the_definitions() -> None:
+    """Every rule together with those that follow it: top-k, top-p and min-p of what is left, at some temperatures."""
+    then: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.3, "top_p": 0.8},
+        {"top_k": 5, "top_p": 0.9},
+        {"min_p": 0.05},
+    ]
+    params = [first | more for first in REST.values() for more in then]
+    rows: list[Row] = [(new_request(97, seed, **each), [7], None) for seed, each in enumerate(params)]
+    width, logits = 2, new_logits(2 * (len(rows) + 1), 101)
+    found = Steps(97, "kernel", n_seats=64).adjusted(logits, rows, width)
+    places: list[Context] = [(request, tokens[:n]) for request, tokens, _ in rows for n in range(width)]
+    each_rules = rules(places, DEVICE)
+    own = (each_rules.temperature, each_rules.top_k, each_rules.top_p, each_rules.min_p.log())
+    least = limits(found[: len(places)], *own, 97)
+    chosen = choose(found[: len(places)], own[0], each_rules.seeds, each_rules.positions, 97, least)
+    assert chosen.tolist() == Sampler(97)(logits[: len(places)].cpu().clone(), places).tolist()
 
 
 @pytest.mark.parametrize("by", BY)
