@@ -6,7 +6,8 @@ Shapes are those of two models, 32b and 0.6b. A time is that of one call in a CU
 its own weights (or keys), so that they are not in the cache, as in a real step. Products are compared with plain cuBLAS
 (torch.mm, without the norm, gate or sum that ours include), checked against float32, and checked to be bitwise
 independent of the number of rows. A chain is the sequence of a model's layers, as in a step, run in several ways: with
-and without early start (saguaro/kernels/launch.py), and with and without small weights held in registers.
+and without early start (saguaro/kernels/launch.py), and with and without small weights held in registers. Rules are
+what a captured step does between its logits and its tokens.
 """
 
 import argparse
@@ -32,9 +33,27 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit("bench.kernels needs triton, which comes with torch for CUDA") from error
 
+from saguaro.device.graphs import float_bits
 from saguaro.kernels import launch, linear, rotary
+from saguaro.kernels.adjust import adjust
 from saguaro.kernels.attention import attend, counters
+from saguaro.kernels.limits import limits
 from saguaro.kernels.linear import Config, TritonProducts
+from saguaro.kernels.row_rules import (
+    BIASED,
+    CHANGED,
+    KINDS,
+    MASKED,
+    MOST_BIASES,
+    NO_BIAS,
+    NOTHING,
+    PENALISED,
+    REPETITION,
+    SEAT,
+    Tables,
+    Texts,
+)
+from saguaro.kernels.sample import choose
 from saguaro.kernels.short import Short
 from saguaro.model.linear import Linear
 from saguaro.model.norm import Norm
@@ -52,6 +71,15 @@ CHAIN_LENGTH = 640  # tokens of a chain's text
 SQUARES = 64  # columns per partial sum of squares of the residual stream
 MOST_CANDIDATES = 12
 N_CHECKS = 20
+N_TOKENS = 151936  # of the vocabulary
+RULES = {  # kinds of rules, and top-p
+    "none": (0, 1.0),
+    "top-p": (0, 0.9),
+    "penalties": (PENALISED, 1.0),
+    "bias": (BIASED, 1.0),
+    "masks": (MASKED, 1.0),
+    "all of them": (PENALISED | BIASED | MASKED, 0.9),
+}
 Call = Callable[[], object]
 
 
@@ -97,7 +125,7 @@ TILES = [  # block_n, block_k, warps, stages
 def main() -> None:
     """Measure the selected parts, print tables, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", choices=("linear", "chain", "rotary", "all"), default="all")
+    parser.add_argument("--what", choices=("linear", "chain", "rotary", "rules", "all"), default="all")
     parser.add_argument("--limit", type=float, default=110.0, help="seconds after which the sweep tries no more")
     parser.add_argument("--json", type=Path, default=Path("kernels.json"))
     args = parser.parse_args()
@@ -111,6 +139,7 @@ def main() -> None:
     found |= {"torch": torch.__version__, "triton": triton.__version__}
     parts: dict[str, Callable[[], Any]] = {
         "rotary": lambda: bench_rotary(bench),
+        "rules": lambda: bench_rules(bench),
         "chain": lambda: bench_chain(bench),
         "linear": lambda: bench_linear(bench, deadline),
     }
@@ -533,6 +562,44 @@ def bench_rotary(bench: Bench) -> list[dict[str, Any]]:
             found.append({"model": model, "rows": n, "plain_eager_us": plain, "us": us})
             print(f"{model:>28} {n:>4} {plain:10.1f} {us:10.1f}")
     return found
+
+
+# Rules within a captured step
+
+
+def bench_rules(bench: Bench) -> list[dict[str, Any]]:
+    """From the logits of a step to its tokens, by what its rows ask for."""
+    print(f"\n{'logits to tokens, us':>28} {'L':>4} {'us':>10}")
+    found = []
+    for name in RULES:
+        for n in (1, 8, 64):
+            us = time_us([to_tokens(name, n, N_TOKENS, bench.device)] * 50)
+            found.append({"rules": name, "positions": n, "us": us})
+            print(f"{name:>28} {n:>4} {us:10.1f}", flush=True)
+    return found
+
+
+def to_tokens(name: str, n: int, n_tokens: int, device: torch.device) -> Call:
+    """Choose the tokens after n texts of one row each, with these rules."""
+    kinds, p = RULES[name]
+    logits, floats = torch.randn(n, n_tokens, device=device), torch.zeros(n, device=device)
+    counts = torch.randint(-8, 4, (n, n_tokens), device=device).clamp(min=0).short()
+    pairs = torch.full((n, MOST_BIASES), NO_BIAS, device=device)
+    pairs[:, :300] = (torch.arange(300, device=device) * (n_tokens // 300)) << 32  # of 0
+    masks = torch.full((n, -(-n_tokens // 32)), -1, dtype=torch.int32, device=device)
+    tables = Tables(counts, pairs, masks, torch.arange(n, dtype=torch.int32, device=device))
+    rules = torch.full((n, CHANGED + 5), NOTHING, device=device)
+    rules[:, KINDS], rules[:, SEAT] = kinds, torch.arange(n, device=device)
+    rules[:, REPETITION:CHANGED] = torch.tensor([float_bits(1.1), 0, 0], device=device)
+    texts, whole = Texts(floats.long(), floats.long(), None), floats.long()
+    heat, top_p, lowest = floats + 1, floats + p, floats - math.inf
+
+    def call() -> Tensor:
+        adjust(logits, rules, texts, tables, n_tokens)
+        limited = limits(logits, heat, whole, top_p, lowest, n_tokens)
+        return choose(logits, heat, whole, whole, n_tokens, limited)
+
+    return call
 
 
 def _time_eager_us(call: Call, n: int = 20) -> float:

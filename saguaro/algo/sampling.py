@@ -255,6 +255,7 @@ def penalise(
     """
     if repetition != 1:
         old = logits[seen]
-        logits[seen] = torch.where(old > 0, old / repetition, old * repetition)
+        by = torch.full_like(old, repetition)  # CUDA divides by a number as it multiplies by its reciprocal
+        logits[seen] = torch.where(old > 0, old / by, old * by)
     if presence != 0 or frequency != 0:
         logits[written] -= presence + frequency * counts

@@ -32,6 +32,16 @@ def nodes_at(n_rows: int, nodes: int, depth: int) -> int:
     return max(depth, min(nodes, MOST_TOKENS >> max(0, n_rows - 1).bit_length()))
 
 
+def most_positions(n_rows: int, nodes: int, depth: int) -> int:
+    """The most positions, of roots and nodes, of a batch that is padded to a power of two up to this one, or to this.
+
+    >>> most_positions(64, nodes=31, depth=4), most_positions(2, nodes=31, depth=4)
+    (320, 64)
+    """
+    sizes = {n_rows, *(1 << i for i in range(n_rows.bit_length()))}
+    return max(size * (nodes_at(size, nodes, depth) + 1) for size in sizes)
+
+
 def paths(parents: Sequence[int]) -> list[list[int]]:  # [N][depth]
     """The nodes on the path to each node of one tree, itself last.
 

@@ -11,7 +11,7 @@ logits_at  flat positions whose logits are needed: the last text token of a samp
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,10 @@ class Segment(NamedTuple):
     n_wanted: int  # number of last tokens whose logits are needed
     parents: Sequence[int] | None = None  # of the last tokens, the nodes of a tree (algo/tree.py); None: a chain
     slot: int = -1  # of the request, for captured steps
-    facts: Sequence[int] = ()  # for what follows a captured step
+    # For what follows a captured step:
+    facts: Sequence[int] = ()  # in the row's line; those that are not given are 0
+    told: Sequence[int] = ()  # to be written to tables first
+    masks: Sequence[Any] = ()  # tokens allowed at each position (target.grammar.Mask); None: all; empty: no masks
 
     @property
     def paths(self) -> list[list[int]]:  # [nodes]

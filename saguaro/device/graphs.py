@@ -4,12 +4,15 @@ A captured function reads and writes tensors at fixed addresses and does not syn
 is called directly, so that the code above also runs, and is tested, on a CPU.
 """
 
+import struct
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+MOST_FLOAT = torch.finfo(torch.float32).max
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # captured batch sizes; a batch is padded to the next one
 
 
@@ -123,9 +126,19 @@ def captured_sizes(n: int) -> list[int]:
 
 
 def as_float(bits: Tensor) -> Tensor:  # int64 -> float32
-    """Reinterpret float32 bits that were packed into integers.
+    """The float32 whose bits are the lower half of each integer: a view, which launches nothing.
 
     >>> as_float(torch.tensor([0x3F800000]))
     tensor([1.])
     """
-    return bits.to(torch.int32).view(torch.float32)
+    return bits[..., None].view(torch.float32)[..., 0]  # integers are little-endian on every device
+
+
+@lru_cache
+def float_bits(value: float) -> int:
+    """The bits of a float32 as an int, to store it in an int64 line.
+
+    >>> hex(float_bits(1.0))
+    '0x3f800000'
+    """
+    return int.from_bytes(struct.pack("<f", min(value, MOST_FLOAT)), "little", signed=True)

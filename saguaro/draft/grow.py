@@ -20,7 +20,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from saguaro.device.graphs import Graphs, Moment, SideStream, as_float, bucket
+from saguaro.device.graphs import Graphs, Moment, SideStream, as_float, bucket, float_bits
 from saguaro.draft.chance import LEAST
 from saguaro.draft.drafter import Prepared
 from saguaro.draft.growth import Growth, Shape
@@ -34,7 +34,6 @@ from saguaro.draft.tree import AT_PLACE, NEVER, NO_TREE, ROOT, Trees
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVPlan
 from saguaro.model.transformer import Transformer
-from saguaro.target.graphed import float_bits
 from saguaro.target.sampler import Sampler
 from saguaro.types import CACHE, DRAFT, Outcome
 

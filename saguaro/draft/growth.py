@@ -48,7 +48,6 @@ from saguaro.draft.tree import (
 from saguaro.kernels import native_grow
 from saguaro.kernels.bundle import Kernels, tree_kernels_for
 from saguaro.kv.tables import PageTables
-from saguaro.target.graphed import noise_of
 from saguaro.target.sampler import Context, Sampler, is_plain, rules
 
 # Columns of a row's line. TEXT: places of the text; SHIFT: its tokens without a place; NEW: the first place that is
@@ -319,7 +318,7 @@ class Growth:
 
     def _rows(self, size: int, is_copied: bool = True) -> _Rows:
         lines = self.lines.device[:size]
-        slots, temperature = lines[:, SLOT].contiguous(), as_float(lines[:, TEMPERATURE])
+        slots, temperature = lines[:, SLOT].contiguous(), as_float(lines[:, TEMPERATURE]).contiguous()
         scratch = self._scratch + slots * (self.trees.unused + 1)
         trees, which = self.trees, slots
         if is_copied:
@@ -482,10 +481,11 @@ class Growth:
             logits, each = self._sampler.shape(logits, contexts), rules(contexts, logits.device)
             q, noise = sampling.probabilities(logits, each), (each.seeds, each.positions)
         else:
-            temperature, seeds = noise_of(rows.lines[:, TEMPERATURE], rows.lines[:, SEED], positions.shape[1])
+            temperature, seeds, at = rows.temperature, rows.lines[:, SEED], positions.flatten()
             if self._draws is None:
-                return self._kernels.rank(logits, temperature, seeds, positions.flatten(), self._n_known, self._width)
-            q, noise = sampling.at_temperature(logits[:, : self._n_known], temperature), (seeds, positions.flatten())
+                return self._kernels.rank(logits, temperature, seeds, at, self._n_known, self._width)
+            temperature, seeds = (each[:, None].expand_as(positions).flatten() for each in (temperature, seeds))
+            q, noise = sampling.at_temperature(logits[:, : self._n_known], temperature), (seeds, at)
         return self._draw(rows, picked, fan_out, logits[:, : self._n_known], q[:, : self._n_known], noise)
 
     def _draw(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from saguaro import __version__
-from saguaro.algo.tree import nodes_at
+from saguaro.algo.tree import most_positions
 from saguaro.config import DraftConfig, EngineConfig, format_bytes
 from saguaro.device.affinity import Affinity, rank_affinities, split_cores, usable_cores
 from saguaro.device.graphs import bucket, captured_sizes, guard
@@ -58,6 +58,7 @@ from saguaro.target.sampler import Sampler
 from saguaro.target.scheduler import Scheduler
 from saguaro.target.shape import RunnerShape, build_runner
 from saguaro.target.step_cost import LatencyBudget
+from saguaro.target.tables import table_bytes
 from saguaro.target.verifier import Runs, Verifier
 from saguaro.types import DraftLink, Progress
 
@@ -202,10 +203,10 @@ class Assembly:
         """Upper estimate of the bytes that steps need in addition to weights, keys and values."""
         config, spec = self.config, self.target.model.spec
         rows = bucket(config.max_batch_rows)
-        most = max(size * (nodes_at(size, self.nodes, config.lookahead) + 1) for size in captured_sizes(rows))
+        most = most_positions(rows, self.nodes, config.lookahead)
         logits = 2 * 4 * most * spec.n_vocab
         per_token = 4 * (2 * spec.intermediate + 4 * spec.hidden + 4 * spec.n_heads * spec.head_dim)
-        n_bytes = logits + (config.max_batch_tokens + most) * per_token
+        n_bytes = logits + (config.max_batch_tokens + most) * per_token + table_bytes(rows, most, self.n_known)
         if draft is not None:
             shape = draft_shape(self._draft_config(0))
             n_places = (rows + 1) * (shape.places + 1)

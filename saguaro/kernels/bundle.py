@@ -30,6 +30,7 @@ class Kernels:
     """Kernel functions; each is documented where it is defined."""
 
     attend: Callable[..., Tensor]
+    adjust: Callable[..., None]
     limits: Callable[..., tuple[Tensor, Tensor]]
     choose: Callable[..., Tensor]
     rank: Callable[..., tuple[Tensor, Tensor]]
@@ -45,7 +46,7 @@ def kernels_for(device: torch.device) -> Kernels | None:
 def triton_kernels(device: torch.device) -> Kernels:
     """A bundle for one stream of this device."""
     try:
-        from saguaro.kernels import attention, grow, limits, linear, sample
+        from saguaro.kernels import adjust, attention, grow, limits, linear, sample
     except ImportError as e:
         raise ConfigError(
             f"device is {device}, whose kernels need Triton, and it is not there ({e}); install triton, or set "
@@ -54,6 +55,7 @@ def triton_kernels(device: torch.device) -> Kernels:
     arrived = attention.counters(device)
     return Kernels(
         partial(attention.attend, arrived=arrived),
+        adjust.adjust,
         limits.limits,
         sample.choose,
         sample.rank,
@@ -72,10 +74,11 @@ def tree_kernels_for(device: torch.device, kernels: Kernels | None) -> TreeKerne
 
 def plain_kernels() -> Kernels:
     """The plain-torch twins."""
-    from saguaro.kernels import attention, limits, rotary, sample
+    from saguaro.kernels import adjust, attention, limits, rotary, sample
 
     return Kernels(
         attention.attend_plain,
+        adjust.adjust_plain,
         limits.limits_plain,
         sample.choose_plain,
         sample.rank_plain,

@@ -30,20 +30,21 @@ Limits = tuple[Tensor, Tensor]  # best [L] float32, least [L] float32
 
 def limits(
     logits: Tensor,  # [L, V] float32, rows contiguous
-    temperature: Tensor,  # [L] float32, 0: greedy, which has no limits
-    top_k: Tensor,  # [L] int64, <= 0: off
-    top_p: Tensor,  # [L] float32, 1: off
-    log_min_p: Tensor,  # [L] float32, -inf: off
+    temperature: Tensor,  # [R] float32, 0: greedy, which has no limits; each is of L / R rows of logits in a row
+    top_k: Tensor,  # [R] int64, <= 0: off
+    top_p: Tensor,  # [R] float32, 1: off
+    log_min_p: Tensor,  # [R] float32, -inf: off
     n_known: int,  # columns that are tokens; other columns are ignored
 ) -> Limits:
     """The logit that scores are relative to, and the least score that stays."""
     assert logits.dtype == temperature.dtype == top_p.dtype == log_min_p.dtype == torch.float32
     assert logits.stride(1) == 1, logits.stride()
     assert n_known <= logits.shape[1], (n_known, logits.shape)
-    given = (each.contiguous() for each in (temperature, top_k, top_p, log_min_p))
-    best, least = torch.empty_like(temperature), torch.empty_like(temperature)
+    given = (temperature, top_k, top_p, log_min_p)
+    by_row = (value for each in given for value in (each, each.stride(0)))
+    best, least = (torch.empty(len(logits), device=logits.device) for _ in range(2))
     _kernel[(len(logits),)](
-        logits, *given, best, least, n_known, logits.stride(0),
+        logits, *by_row, width_of(logits, *given), best, least, n_known, logits.stride(0),
         BLOCK=BLOCK, enable_fp_fusion=False, num_warps=N_WARPS, **early(logits.device),
     )  # fmt: skip
     return best, least
@@ -53,13 +54,27 @@ def limits_plain(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor, n_known: int
 ) -> Limits:
     """The twin of `limits`."""
-    logits = logits[:, :n_known]
+    width, logits = width_of(logits, temperature, top_k, top_p, log_min_p), logits[:, :n_known]
+    given = (temperature, top_k, top_p, log_min_p)
+    temperature, top_k, top_p, log_min_p = (each.repeat_interleave(width) for each in given)
     is_ruled = (temperature > 0) & ((top_k > 0) | (top_p < 1) | (log_min_p > NEVER))
     best = logits.amax(-1)
     scores = (logits - best[:, None]) / torch.where(temperature > 0, temperature, 1.0)[:, None]
     kept = keep_top_p(keep_top_k(scores, top_k), top_p)
     least = torch.where(kept > NEVER, kept, 0.0).amin(-1).maximum(log_min_p)
     return torch.where(is_ruled, best, 0.0), torch.where(is_ruled, least, NEVER)
+
+
+def width_of(logits: Tensor, *by_row: Tensor) -> int:
+    """How many rows of logits share a value of such tensors.
+
+    >>> width_of(torch.zeros(6, 9), torch.zeros(2))
+    3
+    """
+    (n_rows,) = {len(each) for each in by_row}
+    width = len(logits) // n_rows
+    assert width * n_rows == len(logits), (len(logits), n_rows)
+    return width
 
 
 @triton.jit
@@ -101,16 +116,19 @@ def _search(logits, best, temperature, n_known, limit, needed, COUNTS: tl.conste
     return high.to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _kernel(
-    logits, temperatures, top_k, top_p, log_min_p, bests, leasts, n_known, stride,
+    logits, temperatures, heat_stride, top_k, k_stride, top_p, p_stride, log_min_p, lowest_stride, width,
+    bests, leasts, n_known, stride,
     BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: the limits of one row."""
     row = tl.program_id(0).to(tl.int64)
+    own = row // width
     follow(EARLY)
     temperature, k, p, lowest = (
-        tl.load(temperatures + row), tl.load(top_k + row), tl.load(top_p + row), tl.load(log_min_p + row)
+        tl.load(temperatures + own * heat_stride), tl.load(top_k + own * k_stride),
+        tl.load(top_p + own * p_stride), tl.load(log_min_p + own * lowest_stride),
     )  # fmt: skip
     best, least = tl.full([], 0.0, tl.float32), tl.full([], float("-inf"), tl.float32)
     if (temperature > 0) & ((k > 0) | (p < 1) | (lowest > float("-inf"))):

@@ -25,7 +25,7 @@ from torch import Tensor
 from saguaro import rng
 from saguaro.algo.verification import BROKEN
 from saguaro.kernels.launch import early, follow
-from saguaro.kernels.limits import Limits
+from saguaro.kernels.limits import Limits, width_of
 
 BLOCK = 1024  # tokens per program of the first kernel
 N_WARPS = 4  # of the first kernel
@@ -39,17 +39,18 @@ NO_TOKEN = tl.constexpr(BROKEN)
 
 def choose(
     logits: Tensor,  # [L, V] float32, rows contiguous
-    temperature: Tensor,  # [L] float32, 0: greedy
-    seeds: Tensor,  # [L] int64
-    positions: Tensor,  # [L] int64, of the next token
+    temperature: Tensor,  # [R] float32, 0: greedy; each is of L / R rows of logits, one after the other
+    seeds: Tensor,  # [R] int64
+    positions: Tensor,  # [L] int64: of the next token, less `ahead`
     n_known: int,  # columns that are tokens; other columns are ignored
     limits: Limits | None = None,  # of top-k, top-p and min-p (saguaro.kernels.limits); None: no row has any
+    ahead: int = 0,
 ) -> Tensor:  # [L] int64
     """Every row's token: argmax(logits / temperature + noise), plain argmax at temperature 0; ties to the lowest.
 
     BROKEN for a row with a NaN or +inf logit.
     """
-    return rank(logits, temperature, seeds, positions, n_known, 1, limits, _marks=True)[0][:, 0]
+    return rank(logits, temperature, seeds, positions, n_known, 1, limits, ahead, _marks=True)[0][:, 0]
 
 
 def choose_plain(
@@ -59,20 +60,22 @@ def choose_plain(
     positions: Tensor,
     n_known: int,
     limits: Limits | None = None,
+    ahead: int = 0,
 ) -> Tensor:
     """The twin of `choose`."""
-    scores = _scores_plain(logits, temperature, seeds, positions, n_known, limits)
+    scores = _scores_plain(logits, temperature, seeds, positions + ahead, n_known, limits)
     return scores.argmax(-1).masked_fill(scores.isnan().any(-1), BROKEN)
 
 
 def rank(
     logits: Tensor,  # [L, V] float32, rows contiguous
-    temperature: Tensor,  # [L] float32, 0: greedy
-    seeds: Tensor,  # [L] int64
-    positions: Tensor,  # [L] int64, of the next token
+    temperature: Tensor,  # [R] float32, 0: greedy; see choose
+    seeds: Tensor,  # [R] int64
+    positions: Tensor,  # [L] int64: of the next token, less `ahead`
     n_known: int,  # columns that are tokens; other columns are ignored
     n: int,
     limits: Limits | None = None,  # see choose; only with n = 1
+    ahead: int = 0,
     *,
     _block: int = BLOCK,
     _marks: bool = False,  # the token of a NaN score is BROKEN
@@ -81,8 +84,7 @@ def rank(
 
     A NaN or +inf logit has the score NaN and is ranked first.
     """
-    n_rows = len(logits)
-    temperature, seeds, positions = (x.contiguous() for x in (temperature, seeds, positions))
+    n_rows, width, positions = len(logits), width_of(logits, temperature, seeds), positions.contiguous()
     assert logits.dtype == temperature.dtype == torch.float32, (logits.dtype, temperature.dtype)
     assert logits.stride(1) == 1, logits.stride()
     assert 1 <= n <= min(n_known, _block), (n, n_known)
@@ -93,9 +95,10 @@ def rank(
     best = torch.empty(n_rows, n_groups, dtype=torch.int64, device=logits.device)
     tokens = torch.empty(n_rows, n, dtype=torch.int64, device=logits.device)
     scores = torch.empty(n_rows, n, dtype=torch.float32, device=logits.device)
-    given = (logits, temperature, seeds, positions, best)
+    by_row = (temperature, temperature.stride(0), seeds, seeds.stride(0), width)
+    given = (logits, *by_row, positions, ahead, best)
     launch = {"enable_fp_fusion": False, **early(logits.device)}
-    limited = (temperature, temperature) if limits is None else limits  # not read without limits
+    limited = (scores, scores) if limits is None else limits  # not read without limits
     _block_kernel[(n_blocks, n_rows)](
         *given, *limited, n_known, logits.shape[1], logits.stride(0),
         BLOCK=_block, GROUP=group, LIMITED=limits is not None, num_warps=N_WARPS, **launch,
@@ -126,11 +129,11 @@ def rank_plain(
     n_known: int,
     n: int,
     limits: Limits | None = None,
+    ahead: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The twin of `rank`."""
-    best = _scores_plain(logits, temperature, seeds, positions, n_known, limits).sort(
-        dim=-1, descending=True, stable=True
-    )
+    scores = _scores_plain(logits, temperature, seeds, positions + ahead, n_known, limits)
+    best = scores.sort(dim=-1, descending=True, stable=True)
     return best.indices[:, :n], best.values[:, :n]
 
 
@@ -142,6 +145,8 @@ def _scores_plain(
     n_known: int,
     limits: Limits | None = None,
 ) -> Tensor:
+    width = width_of(logits, temperature, seeds)
+    temperature, seeds = temperature.repeat_interleave(width), seeds.repeat_interleave(width)
     logits, is_warm = logits[:, :n_known], temperature[:, None] > 0
     best, least = (each[:, None] for each in limits) if limits is not None else (0.0, float("-inf"))
     soft = (logits - best) / torch.where(is_warm, temperature[:, None], 1.0)
@@ -192,9 +197,10 @@ def _keys(logits, scores, tokens):
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - tokens).to(tl.int64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _block_kernel(
-    logits, temperature, seeds, positions, best, bests, leasts, n_known, n_columns, stride,
+    logits, temperature, heat_stride, seeds, seed_stride, width, positions, ahead, best, bests, leasts,
+    n_known, n_columns, stride,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, LIMITED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: the best key of each group of one block of one row, to best [L, n_groups]."""
@@ -206,12 +212,13 @@ def _block_kernel(
     # The mask uses the row's width, a rounder number than n_known, so that four tokens of a thread are one load.
     given = tl.load(logits + row * stride + token, mask=token < n_columns, other=0.0)
     scores = given
-    heat = tl.load(temperature + row)
+    heat = tl.load(temperature + row // width * heat_stride)
     if heat > 0:
+        seed, position = tl.load(seeds + row // width * seed_stride), tl.load(positions + row) + ahead
         relative = given
         if LIMITED:
             relative = given - tl.load(bests + row)
-        scores = _warm(relative, heat, tl.load(seeds + row), tl.load(positions + row), groups)
+        scores = _warm(relative, heat, seed, position, groups)
         if LIMITED:
             soft = tl.div_rn(relative, tl.zeros_like(relative) + heat)
             scores = tl.where(soft < tl.load(leasts + row), float("-inf"), scores)
@@ -231,9 +238,10 @@ def _store_key(key, token, score, MARKS: tl.constexpr):
     tl.store(score, bits.to(tl.float32, bitcast=True))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _row_kernel(
-    logits, temperature, seeds, positions, best, tokens, scores, n_known, n_groups, stride,
+    logits, temperature, heat_stride, seeds, seed_stride, width, positions, ahead, best, tokens, scores,
+    n_known, n_groups, stride,
     N: tl.constexpr, N_PAD: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, MARKS: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -253,9 +261,10 @@ def _row_kernel(
         is_known = (groups >= 0)[:, None] & (token < n_known)
         given = tl.load(logits + row * stride + token, mask=is_known, other=0.0)
         found = given
-        heat = tl.load(temperature + row)
+        heat = tl.load(temperature + row // width * heat_stride)
         if heat > 0:
-            found = _warm(given, heat, tl.load(seeds + row), tl.load(positions + row), groups)
+            seed, position = tl.load(seeds + row // width * seed_stride), tl.load(positions + row) + ahead
+            found = _warm(given, heat, seed, position, groups)
         keys = tl.reshape(tl.where(is_known, _keys(given, found, token), NOTHING), (N_PAD * GROUP,))
         last = tl.max(keys, axis=0)
     _store_key(last, tokens + row * N, scores + row * N, MARKS)

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,11 +22,16 @@ class LeadRunner:
         """number: of the runners that the other ranks have opened for this one."""
         self._own, self.ranks, self._number = own, ranks, number
         self.page_size, self.captures, self.device = own.page_size, own.captures, own.device
+        self.room = None if own.room is None else replace(own.room, masks=0)  # masks do not travel
         self._dropped = weakref.finalize(self, ranks.drop, number)
 
     def threads(self) -> AbstractContextManager[None]:
         """See Runner."""
         return self._own.threads()
+
+    def takes(self, rows: Sequence[Segment]) -> bool:
+        """See Runner."""
+        return self._own.takes(rows)
 
     def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | Ran:
         """See Runner."""

@@ -4,7 +4,7 @@ An order with an answer (join, load, open) is JSON. The orders of a round are ar
 rows of a step travel as they are, and every rank lays them out as rank 0 does.
 
     |order|runner|order's own numbers ...|
-    STEP   is_followed, n_rows, then of each row: 7 sizes, tokens, pages, parents, facts
+    STEP   is_followed, n_rows, then of each row: 8 sizes, tokens, pages, parents, facts, told
     WARM   batch size
     MOVE   n, sources [n], KV indices [n]
     SCORE  n: hidden states that rank 0 exchanges
@@ -29,7 +29,7 @@ from saguaro.target.shape import RunnerShape
 
 MOST_BYTES = 2**28  # of an order: more than the tables of all rows
 
-_SIZES = 7  # tokens, pages, parents (-1: a chain), facts; start, n_wanted, slot
+_SIZES = 8  # tokens, pages, parents (-1: a chain), facts, told; start, n_wanted, slot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,17 +126,18 @@ def decode(body: Array) -> Numbers:
 def encode_rows(rows: Sequence[Segment], is_followed: bool) -> list[int]:
     """A step's rows.
 
-    >>> rows = [Segment([5, 6], 3, [1], 2, [-1], slot=4, facts=[9])]
+    >>> rows = [Segment([5, 6], 3, [1], 2, [-1], slot=4, facts=[9], told=[0, 8])]
     >>> encode_rows(rows, True)
-    [1, 1, 2, 1, 1, 1, 3, 2, 4, 5, 6, 1, -1, 9]
+    [1, 1, 2, 1, 1, 1, 2, 3, 2, 4, 5, 6, 1, -1, 9, 0, 8]
     >>> decode_rows(np.array(encode_rows(rows, True))) == (rows, True)
     True
     """
     numbers = [int(is_followed), len(rows)]
     for row in rows:
         n_parents = -1 if row.parents is None else len(row.parents)
-        numbers += [len(row.tokens), len(row.pages), n_parents, len(row.facts), row.start, row.n_wanted, row.slot]
-        numbers += [*row.tokens, *row.pages, *(row.parents or ()), *row.facts]
+        numbers += [len(row.tokens), len(row.pages), n_parents, len(row.facts), len(row.told)]
+        numbers += [row.start, row.n_wanted, row.slot]
+        numbers += [*row.tokens, *row.pages, *(row.parents or ()), *row.facts, *row.told]
     return numbers
 
 
@@ -146,11 +147,11 @@ def decode_rows(numbers: NDArray[np.int64]) -> tuple[list[Segment], bool]:
     rows: list[Segment] = []
     at = 2
     for _ in range(given[1]):
-        n_tokens, n_pages, n_parents, n_facts, start, n_wanted, slot = given[at : at + _SIZES]
-        ends = np.cumsum([at + _SIZES, n_tokens, n_pages, max(n_parents, 0), n_facts]).tolist()
-        if min(n_tokens, n_pages, n_facts, n_parents + 1) < 0 or ends[-1] > len(given):
+        n_tokens, n_pages, n_parents, n_facts, n_told, start, n_wanted, slot = given[at : at + _SIZES]
+        ends = np.cumsum([at + _SIZES, n_tokens, n_pages, max(n_parents, 0), n_facts, n_told]).tolist()
+        if min(n_tokens, n_pages, n_facts, n_told, n_parents + 1) < 0 or ends[-1] > len(given):
             raise WireError("a row of a step is cut off")
-        tokens, pages, parents, facts = (given[a:b] for a, b in pairwise(ends))
-        rows.append(Segment(tokens, start, pages, n_wanted, None if n_parents < 0 else parents, slot, facts))
+        tokens, pages, parents, facts, told = (given[a:b] for a, b in pairwise(ends))
+        rows.append(Segment(tokens, start, pages, n_wanted, None if n_parents < 0 else parents, slot, facts, told))
         at = ends[-1]
     return rows, bool(given[0])

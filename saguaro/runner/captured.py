@@ -10,6 +10,7 @@ written as the tree that it is.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +38,29 @@ class Computed:
 
 
 @dataclass(frozen=True)
+class Room:
+    """How much what follows a step can hold of its rows' rules."""
+
+    seats: int  # requests with entries in tables
+    changes: int  # entries of a request that change in a step
+    masks: int  # masks of tokens in a step
+
+
+class Follow(Protocol):
+    """What follows the logits."""
+
+    @property
+    def room(self) -> Room:
+        """What there is room for."""
+
+    def write(self, rows: Sequence[Segment], width: int) -> None:
+        """Before the step: write what these rows tell to the tables; a row has so many positions."""
+
+    def __call__(self, at: Computed) -> Tensor:  # [R, up to n_found]
+        """A function of tensors, which is captured."""
+
+
+@dataclass(frozen=True)
 class Followed:
     """A captured step that runs, and what follows it."""
 
@@ -60,7 +84,7 @@ class CapturedSteps:
 
     def __init__(
         self,
-        follow: Callable[[Computed], Tensor],  # what follows the logits, a function of tensors -> [R, up to n_found]
+        follow: Follow,
         cache: KVCache,
         *,
         longest: int,
@@ -70,12 +94,12 @@ class CapturedSteps:
         n_facts: int,
         n_found: int,
     ) -> None:
-        self._follow, self._page_size, self._longest = follow, cache.page_size, longest
+        self._follow, self.room, self._page_size, self._longest = follow, follow.room, cache.page_size, longest
         self._depth, self._nodes, self._first = depth, max(depth, nodes), FACTS + n_facts  # first column of tokens
         device, size, n_parents = cache.device, bucket(max_rows), nodes if nodes > depth else 0
         self._graphs, self._began, self._done = Graphs(device), Moment(device), Moment(device)
         self._tables = PageTables(max_rows, longest, cache.page_size, device)
-        self._padding = Segment((), -1, (), 0, slot=self._tables.padding_slot, facts=[0] * n_facts)  # no text, no token
+        self._padding = Segment((), -1, (), 0, slot=self._tables.padding_slot)  # no text, no token
         self._lines = Mirror((size, self._first + self._nodes + 1 + n_parents), torch.int64, device)
         self._found = Mirror((size, n_found), torch.int64, device)
         self._starts = torch.arange(size + 1, dtype=torch.int32, device=device)
@@ -99,6 +123,7 @@ class CapturedSteps:
         """Launch the step of this batch size for these rows, padded; `compute` gives the logits of all its tokens."""
         self._tables.write((row.slot, row.pages) for row in rows)
         n = self._nodes_at(size)
+        self._follow.write(rows, n + 1)
         lines = [self._line(n, row) for row in rows] + [self._line(n, self._padding)] * (size - len(rows))
         self._host[:size, : len(lines[0])] = lines
         self._began.mark()
@@ -123,8 +148,8 @@ class CapturedSteps:
         return nodes_at(n_rows, self._nodes, self._depth)
 
     def _line(self, n: int, row: Segment) -> list[int]:
-        length = len(row.tokens) - 1
-        line = [row.slot, row.start + 1, length, *row.facts, *[0] * (n - length), *row.tokens]
+        length, facts = len(row.tokens) - 1, [*row.facts, *[0] * (self._first - FACTS - len(row.facts))]
+        line = [row.slot, row.start + 1, length, *facts, *[0] * (n - length), *row.tokens]
         if n > self._depth:
             parents = range(-1, length - 1) if row.parents is None else row.parents
             line += [*parents, *[-1] * (n - len(parents))]

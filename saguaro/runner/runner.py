@@ -17,7 +17,7 @@ from saguaro.kernels.native import own_threads
 from saguaro.kv.memory import KVCache
 from saguaro.model.products import Products
 from saguaro.model.transformer import Taps, Transformer
-from saguaro.runner.captured import CapturedSteps, Followed
+from saguaro.runner.captured import CapturedSteps, Followed, Room
 from saguaro.runner.native import NativeForward, native_forward
 
 
@@ -66,6 +66,11 @@ class Runner:
         return self._captured is not None
 
     @property
+    def room(self) -> Room | None:
+        """What captured steps can hold of their rows' rules; None: no step is captured."""
+        return None if self._captured is None else self._captured.room
+
+    @property
     def is_native(self) -> bool:
         """Whether all layers are one native call."""
         return self._native is not None
@@ -74,6 +79,10 @@ class Runner:
         """Context for steps and what follows them: torch's operations leave the cores to the native calls."""
         is_small = self.is_native or (self.model.split.size > 1 and self.device.type == "cpu")
         return own_threads() if is_small else nullcontext()
+
+    def takes(self, rows: Sequence[Segment]) -> bool:
+        """Whether there is a captured step for these rows, with what follows it."""
+        return self._captured is not None and self._captured.takes(rows, True)
 
     def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | Ran:
         """Run a step of these rows: a captured one with what follows it, if there is one and `is_followed`."""

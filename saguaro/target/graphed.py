@@ -1,74 +1,91 @@
-"""Shared noise within a captured step, for requests with a temperature, top-k, top-p and min-p.
+"""Shared noise within a captured step, for the rules that saguaro.target.step_rules lists.
 
-What follows the logits: the target's tokens are chosen and compared with the speculation. Of trees, the keys and values
-of accepted nodes are also moved right behind the text.
+What follows the logits: they are adjusted by each row's rules, the target's tokens are chosen, and compared with the
+speculation. Of trees, the keys and values of accepted nodes are also moved right behind the text.
 """
 
-import struct
-from collections.abc import Callable
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saguaro.algo.tree import accept_along
+from saguaro.algo.tree import accept_along, most_positions
 from saguaro.algo.verification import accept
 from saguaro.attention.paged import StepTrees, from_left
-from saguaro.device.graphs import as_float
+from saguaro.attention.step import Segment
+from saguaro.device.graphs import as_float, bucket, float_bits
 from saguaro.kernels.bundle import Kernels
+from saguaro.kernels.row_rules import CHANGED, Texts
 from saguaro.kv.memory import KVCache
-from saguaro.runner.captured import CapturedSteps, Computed
+from saguaro.runner.captured import CapturedSteps, Computed, Room
 from saguaro.target.request import Request
 from saguaro.target.rules import Decision
+from saguaro.target.tables import RuleTables, room_for
 from saguaro.types import Speculation
 
-MOST_FLOAT = torch.finfo(torch.float32).max
-
-# A row's facts. DECIDES: 1 if the step's own decision counts, 0 if the host decides and nothing may be moved.
-SEED, TEMPERATURE, DECIDES, TOP_K, TOP_P, LOG_MIN_P = range(6)
-N_FACTS = 6
+# A row's facts, then its rules (kernels.row_rules). DECIDES: 1 if the step's own decision counts, 0 if the host decides
+# and nothing may be moved. A row that the host decides has no other facts.
+SEED, TEMPERATURE, DECIDES, TOP_K, TOP_P, LOG_MIN_P, RULES = range(7)
 
 
 def captured_steps(
     kernels: Kernels, cache: KVCache, *, n_known: int, longest: int, max_rows: int, depth: int, nodes: int
 ) -> CapturedSteps:
     """Steps that verify chains, and trees if there are more nodes than the depth."""
+    n_changes = depth + 1  # a step accepts so many tokens at most
+    n_positions = most_positions(bucket(max_rows), nodes, depth)
+    room = room_for(max_rows, n_changes, n_positions)
+    follow = Decider(kernels, cache, RuleTables(room, n_known, n_positions, cache.device), n_known)
     sizes = {"longest": longest, "max_rows": max_rows, "depth": depth, "nodes": nodes}
-    follow = partial(_decide, partial(_choose, kernels, n_known), cache)
-    return CapturedSteps(follow, cache, n_facts=N_FACTS, n_found=2 + depth if nodes > depth else 2, **sizes)
+    n_facts, n_found = RULES + CHANGED + n_changes, 2 + depth if nodes > depth else 2
+    return CapturedSteps(follow, cache, n_facts=n_facts, n_found=n_found, **sizes)
 
 
-def _choose(kernels: Kernels, n_known: int, at: Computed) -> Tensor:  # [R * (N + 1)] int64
-    """The target's token after every position."""
-    width = len(at.columns)
-    heat, seeds = noise_of(at.facts[:, TEMPERATURE], at.facts[:, SEED], width)
-    top_k, *floats = (each[:, None].expand(-1, width).flatten() for each in at.facts[:, TOP_K:].unbind(1))
-    limits = kernels.limits(at.logits, heat, top_k, *map(as_float, floats), n_known)
-    return kernels.choose(at.logits, heat, seeds, at.step.positions + 1, n_known, limits)
+class Decider:
+    """What follows the logits of a captured step."""
+
+    def __init__(self, kernels: Kernels, cache: KVCache, tables: RuleTables, n_known: int) -> None:
+        self._kernels, self._cache, self._tables, self._n_known = kernels, cache, tables, n_known
+
+    @property
+    def room(self) -> Room:
+        """See Follow."""
+        return self._tables.room
+
+    def write(self, rows: Sequence[Segment], width: int) -> None:
+        """See Follow."""
+        self._tables.write(rows, width)
+
+    def __call__(self, at: Computed) -> Tensor:  # [R, 2], of trees [R, 2 + D]
+        """Choose, accept, and of trees move: n_accepted, bonus (or BROKEN); of trees also the path, then -1."""
+        size, width, grown = len(at.n), len(at.columns), at.trees
+        chosen = self._choose(at)
+        columns = from_left(at.n, at.columns)  # [R, N+1]
+        targets = chosen.view(size, width).gather(1, columns)  # [R, N+1]: the target's tokens after the text, each node
+        drafted = at.step.tokens.view(size, width).gather(1, columns[:, 1:])  # [R, N]
+        n = at.n.clamp(min=0)
+        if grown is None:
+            return torch.stack(accept(targets, drafted, n), 1)
+        n_accepted, path, bonus = accept_along(targets, drafted, grown.parent, n, grown.paths, grown.depth)
+        self._cache.move(*moves(path, at.facts[:, DECIDES], at.n, grown))
+        return torch.cat((n_accepted[:, None], bonus[:, None], path), 1)
+
+    def _choose(self, at: Computed) -> Tensor:  # [R * (N + 1)] int64
+        """The target's token after every position. The kernels read a row's facts where its line has them."""
+        facts, by = at.facts, self._kernels
+        texts = Texts(at.n, at.step.tokens, None if at.trees is None else at.trees.paths)
+        by.adjust(at.logits, facts[:, RULES:], texts, self._tables.on_device, self._n_known)
+        heat, top_p, log_min_p = (as_float(facts[:, which]) for which in (TEMPERATURE, TOP_P, LOG_MIN_P))
+        limits = by.limits(at.logits, heat, facts[:, TOP_K], top_p, log_min_p, self._n_known)
+        return by.choose(at.logits, heat, facts[:, SEED], at.step.positions, self._n_known, limits, ahead=1)
 
 
-def _decide(
-    choose: Callable[[Computed], Tensor], cache: KVCache, at: Computed
-) -> Tensor:  # [R, 2], of trees [R, 2 + D]
-    """Choose, accept, and of trees move: n_accepted, bonus (or BROKEN); of trees also the path, then -1."""
-    size, width, grown = len(at.n), len(at.columns), at.trees
-    chosen = choose(at)
-    columns = from_left(at.n, at.columns)  # [R, N+1]
-    targets = chosen.view(size, width).gather(1, columns)  # [R, N+1]: the target's tokens after the text and each node
-    drafted = at.step.tokens.view(size, width).gather(1, columns[:, 1:])  # [R, N]
-    n = at.n.clamp(min=0)
-    if grown is None:
-        return torch.stack(accept(targets, drafted, n), 1)
-    n_accepted, path, bonus = accept_along(targets, drafted, grown.parent, n, grown.paths, grown.depth)
-    cache.move(*moves(path, at.facts[:, DECIDES], at.n, grown))
-    return torch.cat((n_accepted[:, None], bonus[:, None], path), 1)
-
-
-def facts_of(request: Request, decides: bool) -> list[int]:
-    """What the captured step knows of a request."""
+def facts_of(request: Request) -> list[int]:
+    """What a captured step that decides for a request knows of it, besides its rules."""
     p = request.params
-    return [request.seed, float_bits(p.temperature), decides, p.top_k, float_bits(p.top_p), float_bits(_log(p.min_p))]
+    return [request.seed, float_bits(p.temperature), 1, p.top_k, float_bits(p.top_p), float_bits(_log(p.min_p))]
 
 
 def decision_of(found: Tensor, spec: Speculation) -> Decision:  # [R, n_found]
@@ -98,21 +115,6 @@ def moves(
     sources = torch.where(is_moved, grown.kv_index.gather(1, path.clamp(min=0)), root)
     places = torch.where(is_moved, grown.kv_index[:, : path.shape[1]], root)
     return sources.flatten(), places.flatten()
-
-
-def noise_of(temperature: Tensor, seeds: Tensor, n: int) -> tuple[Tensor, Tensor]:  # [R] as they travel -> [R * n]
-    """Temperature and seed, repeated for each of a row's n positions."""
-    return as_float(temperature)[:, None].expand(-1, n).flatten(), seeds[:, None].expand(-1, n).flatten()
-
-
-@lru_cache
-def float_bits(value: float) -> int:
-    """The bits of a float32 as an int, to store it in an int64 line.
-
-    >>> hex(float_bits(1.0))
-    '0x3f800000'
-    """
-    return int.from_bytes(struct.pack("<f", min(value, MOST_FLOAT)), "little", signed=True)
 
 
 @lru_cache

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from saguaro.algo import sampling
+from saguaro.algo import sampling, tree
 from saguaro.algo.sampling import NEVER, Rules, choose, penalise
 from saguaro.algo.verification import BROKEN, is_broken
 from saguaro.config import SamplingParams
@@ -106,6 +106,14 @@ def is_unadjusted(params: SamplingParams) -> bool:
     is_fresh = params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
     is_open = params.structured is None and not params.allowed_token_ids
     return is_fresh and is_open and not params.logit_bias and params.min_tokens == 0
+
+
+def contexts(request: Request, tokens: Sequence[int], parents: Sequence[int] | None) -> list[Context]:
+    """What is before each logit of a row: the text, and the tokens on the path to a node."""
+    if parents is None:
+        return [(request, tokens[:n]) for n in range(len(tokens) + 1)]
+    paths = ([tokens[node] for node in path] for path in tree.paths(parents))
+    return [(request, ()), *((request, path) for path in paths)]
 
 
 def rules(places: Sequence[Context], device: torch.device) -> Rules:

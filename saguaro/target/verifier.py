@@ -1,7 +1,8 @@
 """The verifier: computes text and speculation in one step, then decides by a rule.
 
-The runner replays a captured step if it has one for the rows. That step also decides plain requests, and the host waits
-for its outcome. Any other request is decided on the host, from the step's logits.
+The runner replays a captured step if it has one for the rows. That step also decides the requests whose rules it knows
+(saguaro.target.step_rules), and the host waits for its outcome. Any other request is decided on the host, from the
+step's logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,19 +14,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from saguaro.algo import tree
 from saguaro.algo.verification import BROKEN
 from saguaro.attention.sdpa import kv_indices
 from saguaro.attention.step import Segment
 from saguaro.device.graphs import guard
-from saguaro.runner.captured import Followed
+from saguaro.runner.captured import Followed, Room
 from saguaro.runner.runner import Ran
-from saguaro.target.graphed import decision_of, facts_of
+from saguaro.target.graphed import decision_of
 from saguaro.target.pinned import Pins
 from saguaro.target.request import Request
 from saguaro.target.rules import Decision, Rule, SharedNoise
-from saguaro.target.sampler import Context, is_unadjusted, logprobs, prompt_logprobs
+from saguaro.target.sampler import contexts, logprobs, prompt_logprobs
 from saguaro.target.scheduler import Batch, BatchRow
+from saguaro.target.step_rules import StepRules
 from saguaro.types import Features, Outcome, Speculation, TokenLogprobs
 
 SCORED_BYTES = 2**25  # limit of the prompt logits held at once
@@ -95,7 +96,14 @@ class Runs(Protocol):
     def captures(self) -> bool:
         """See Runner."""
 
+    @property
+    def room(self) -> Room | None:
+        """See Runner."""
+
     def threads(self) -> AbstractContextManager[None]:
+        """See Runner."""
+
+    def takes(self, rows: Sequence[Segment]) -> bool:
         """See Runner."""
 
     def run(self, rows: Sequence[Segment], is_followed: bool) -> Followed | Ran:
@@ -119,6 +127,8 @@ class Verifier:
 
     def __init__(self, runner: Runs, rule: Rule, *, n_known: int, pins: Pins | None = None) -> None:
         self._runner, self._rule, self._n_known, self._pins = runner, rule, n_known, pins
+        room = runner.room if isinstance(rule, SharedNoise) else None
+        self._step_rules = None if room is None else StepRules(room, n_known)
 
     @property
     def runs_ahead(self) -> bool:
@@ -139,11 +149,9 @@ class Verifier:
 
     def _launch(self, batch: Batch, spec: Speculation) -> Pending:
         drafted = [tokens[:n] for tokens, n in zip(spec.tokens.tolist(), spec.length.tolist(), strict=True)]
-        is_simple = all(is_unadjusted(row.request.params) for row in batch.rows)
-        in_step = isinstance(self._rule, SharedNoise) and is_simple
         each = zip_longest(batch.rows, drafted, spec.parents())  # the last rows sample nothing
-        segments = [_segment(row, tokens or (), parents, in_step) for row, tokens, parents in each]
-        ran = self._runner.run(segments, in_step)
+        segments = [_segment(row, tokens or (), parents) for row, tokens, parents in each]
+        ran = self._run(segments, [row.request for row in batch.rows])
         slots = [row.request.slot for row in batch.sampling]
         wants_logprobs = any(row.request.params.logprobs is not None for row in batch.sampling)
         if isinstance(ran, Followed):
@@ -157,10 +165,19 @@ class Verifier:
         features = None if computed is None else _features(batch, segments, decision, computed)
         return Pending(batch, spec, slots, drafted, decision, raw, scored, self._runner.threads, features)
 
+    def _run(self, segments: list[Segment], requests: list[Request]) -> Followed | Ran:
+        """Run the step; a captured one decides, if it can."""
+        rules = self._step_rules
+        if rules is None or not rules.take(segments, requests) or not self._runner.takes(segments):
+            return self._runner.run(segments, False)
+        ran = self._runner.run(rules.told(segments, requests), True)
+        rules.launched()
+        return ran
+
     def decide(self, batch: Batch, spec: Speculation, drafted: list[list[int]], logits: Tensor) -> Decision:
         """Apply the rule to the logits, [L, V], after the text and each speculated token of every sampling row."""
         each = zip(batch.sampling, drafted, spec.parents(), strict=True)
-        places = [place for row, tokens, parents in each for place in _contexts(row.request, tokens, parents)]
+        places = [place for row, tokens, parents in each for place in contexts(row.request, tokens, parents)]
         none = torch.zeros(0, dtype=torch.int64)
         return self._rule(logits, places, spec) if places else (none, none, None)
 
@@ -212,10 +229,10 @@ class Verifier:
         return tuple(found)
 
 
-def _segment(row: BatchRow, drafted: Sequence[int], parents: Sequence[int] | None, in_step: bool) -> Segment:
+def _segment(row: BatchRow, drafted: Sequence[int], parents: Sequence[int] | None) -> Segment:
     request, n_wanted = row.request, len(drafted) + 1 if row.samples else 0
     tokens = [*request.tokens[row.start : row.start + row.n_tokens], *drafted]
-    return Segment(tokens, row.start, request.table.pages, n_wanted, parents, request.slot, facts_of(request, in_step))
+    return Segment(tokens, row.start, request.table.pages, n_wanted, parents, request.slot)
 
 
 def _features(batch: Batch, segments: list[Segment], decision: Decision, computed: Tensor) -> Features:
@@ -237,11 +254,3 @@ def _features(batch: Batch, segments: list[Segment], decision: Decision, compute
     slots, starts, lengths = torch.tensor(known, dtype=torch.int64).view(-1, 3).unbind(1)
     taken = torch.tensor(places, dtype=torch.int64).to(computed.device)
     return Features(slots, starts, lengths, computed.index_select(0, taken))
-
-
-def _contexts(request: Request, tokens: Sequence[int], parents: Sequence[int] | None) -> list[Context]:
-    """What stands before each logit of a row: the text, and the tokens on the path to a node."""
-    if parents is None:
-        return [(request, tokens[:n]) for n in range(len(tokens) + 1)]
-    paths = ([tokens[node] for node in path] for path in tree.paths(parents))
-    return [(request, ()), *((request, path) for path in paths)]

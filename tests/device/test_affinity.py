@@ -105,6 +105,7 @@ def test_long_steps_take_every_core() -> None:
     class Watched:
         device = torch.device("cpu")
         threads = nullcontext
+        room = None
 
         def run(self, rows: Sequence[Segment], is_followed: bool) -> None:
             seen.append((sum(len(row.tokens) for row in rows), state()))

@@ -1,10 +1,16 @@
 """Run an engine to the end and look at its books on the way."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from saguaro import EngineConfig, SamplingParams
+import pytest
+
+from saguaro import LLM, EngineConfig, SamplingParams
 from saguaro.engine.engine import Engine
 from saguaro.engine.results import Delta, Result
+from saguaro.runner.captured import Followed
+from saguaro.target.scheduler import Batch
+from saguaro.types import Speculation
 
 
 def sibling(engine: Engine, **settings: object) -> Engine:
@@ -31,3 +37,18 @@ def run(
             assert "".join(delta.text for delta in mine) == output.text
             assert [token for delta in mine for token in delta.token_ids] == output.token_ids
     return results
+
+
+def deciders(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[SamplingParams], bool]]:
+    """Of each batch in which no prompt is read, the parameters, and whether the captured step decided."""
+    verifier, found = llm.engine.round.verifier, list[tuple[list[SamplingParams], bool]]()
+    launch = verifier.launch
+
+    def spied(batch: Batch, spec: Speculation) -> Any:
+        pending: Any = launch(batch, spec)
+        if all(row.samples and row.n_tokens == 1 for row in batch.rows):
+            found.append(([row.request.params for row in batch.rows], isinstance(pending.decided, Followed)))
+        return pending
+
+    monkeypatch.setattr(verifier, "launch", spied)
+    return found

@@ -22,7 +22,7 @@ from saguaro.measure.metrics import Summary
 from saguaro.methods import METHODS
 from saguaro.model import compiler
 from saguaro.model.tiny import EOS_ID, write_tiny
-from tests.engine.driver import run
+from tests.engine.driver import deciders, run
 
 SHARED = [name for name, method in METHODS.items() if method.drafts and method.verification == "shared"]
 SIZES: dict[str, Any] = {"link": "inline", "lookahead": 3, "budget": 4}
@@ -136,7 +136,10 @@ def test_steps_as_a_gpu_captures_them(folder: Path, method: str, monkeypatch: py
     monkeypatch.setattr(assembly.Assembly, "_warm", lambda *parts: None)  # nothing to capture
     captured = tiny.sibling(method=method, draft="drop:2", prepare="always", **SIZES)
     assert captured.engine.round.verifier.runs_ahead
+    decides = deciders(captured, monkeypatch)
     assert facts(run(captured.engine, *each())) == facts(expected)
+    assert all(is_in_step or any(p.logprobs is not None for p in batch) for batch, is_in_step in decides)
+    assert sum(is_in_step and any(p.structured is not None for p in batch) for batch, is_in_step in decides) > 5
     link = captured.engine.round.draft
     assert method == "ar" or (isinstance(link, Inline) and isinstance(link.side.drafter, TreeDrafter))
 

@@ -18,6 +18,7 @@ NAMES = {
     torch.float32: "fp32",
     torch.float64: "fp64",
     torch.int8: "i8",
+    torch.int16: "i16",
     torch.float8_e4m3fn: "fp8e4nv",
     torch.int32: "i32",
     torch.int64: "i64",
@@ -79,6 +80,7 @@ def main(name: str) -> None:
         for n_rows, longest in ((1, 4096), (9, 4096), (200, 4096), (1, 100)):
             launch_attention(n_rows, longest, *shape[1:4])
     launch_sampling()
+    launch_adjusting()
     for n_places, n_children in ((137, 8), (225, 25)):  # trees of 8 steps of 8 and 8 prepared; 24 prepared
         launch_growth(n_places, n_children)
 
@@ -160,6 +162,19 @@ def launch_sampling() -> None:
     choose(logits, heat, seeds, positions, 151936)
     choose(logits, heat, seeds, positions, 151936, limits(logits, heat, seeds, heat, heat, 151936))
     rank(logits, heat, seeds, positions, 151936, 9)
+
+
+def launch_adjusting() -> None:
+    """Penalties, biases and masks, of chains and of trees."""
+    from saguaro.kernels.adjust import adjust
+    from saguaro.kernels.row_rules import CHANGED, MOST_BIASES, Tables, Texts
+
+    counts, biases = empty(33, 151936, dtype=torch.int16), empty(33, MOST_BIASES, dtype=torch.int64)
+    tables = Tables(counts, biases, empty(64, 4748, dtype=torch.int32), empty(64, dtype=torch.int32))
+    for width, paths in ((5, None), (32, empty(2, 31, 4, dtype=torch.int64))):
+        texts = Texts(empty(2, dtype=torch.int64), empty(2 * width, dtype=torch.int64), paths)
+        rules = empty(2, CHANGED + 5, dtype=torch.int64)
+        adjust(empty(2 * width, 151936, dtype=torch.float32), rules, texts, tables, 151936)
 
 
 def launch_growth(n_places: int, n_children: int) -> None:

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from saguaro.algo import sampling
 from saguaro.algo.sampling import Rules
 from saguaro.algo.verification import BROKEN
+from saguaro.device.graphs import as_float
 from saguaro.kernels import sample
 from saguaro.kernels.limits import BLOCK, limits, limits_plain
 
@@ -50,6 +51,24 @@ def test_tokens_are_those_of_the_definition(by: str) -> None:
 def test_the_kernel_is_its_twin() -> None:
     logits, rules = rows([0, 5], [1.0, 0.9], [0.0, 0.1], [0.0, 0.8])
     for one, other in zip(found(logits, rules), found(logits, rules, "twin"), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("by", ["kernel", "twin"])
+def test_rules_may_be_of_several_rows_and_lie_in_a_line_of_others(by: str) -> None:
+    """As the facts of a captured step's rows do."""
+    logits, rules = rows([0, 5], [1.0, 0.9], [0.0, 0.1], [0.0, 0.8])
+    n_lines = len(logits) // 4
+    lines = torch.zeros(n_lines, 9, dtype=torch.int64, device=DEVICE)
+    lines[:, 1] = rules.top_k[:n_lines]
+    floats = (rules.temperature, rules.top_p, rules.min_p.log())
+    for column, values in zip((3, 4, 8), floats, strict=True):
+        lines.view(torch.float32)[:, 2 * column] = values[:n_lines]
+    heat, top_p, lowest = (as_float(lines[:, column]) for column in (3, 4, 8))
+    find = limits if by == "kernel" else limits_plain
+    own = [each[:n_lines].repeat_interleave(4) for each in (*floats[:1], rules.top_k, *floats[1:])]
+    expected = find(logits, own[0], own[1], own[2], own[3], V)
+    for one, other in zip(find(logits, heat, lines[:, 1], top_p, lowest, V), expected, strict=True):
         assert torch.equal(one, other)
 
 

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 
 from saguaro import rng
 from saguaro.algo.verification import BROKEN
+from saguaro.device.graphs import as_float
 from saguaro.kernels import sample
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -110,6 +111,22 @@ def test_rows_may_be_part_of_wider_ones() -> None:
     logits, rules = split(rows(3, 256, (1.0,)))
     part = logits[:, 16:116]
     assert torch.equal(sample.choose(part, *rules, 100), sample.choose(part.contiguous(), *rules, 100))
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_value_may_be_of_several_rows_and_lie_in_a_line_of_others(n: int) -> None:
+    """As the facts of a captured step's rows do, beside positions of the tokens before."""
+    logits, (heat, seeds, positions) = split(rows(12, 300, (1.0, 0.0, 0.7)))
+    lines = torch.zeros(4, 7, dtype=torch.int64, device=DEVICE)
+    lines[:, 2], lines.view(torch.float32)[:, 10] = seeds[:4], heat[:4]
+    own = heat[:4].repeat_interleave(3), seeds[:4].repeat_interleave(3), positions
+    for rank in (sample.rank, sample.rank_plain):
+        expected, found = (
+            rank(logits, *own, 300, n),
+            rank(logits, as_float(lines[:, 5]), lines[:, 2], positions - 1, 300, n, None, 1),
+        )
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # by the interpreter, at a temperature of almost 0

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,11 +21,12 @@ from saguaro.model.split import ALONE, Exchange, Split, check_split, head_shares
 from saguaro.model.tiny import tiny_model, write_tiny
 from saguaro.model.transformer import Transformer
 from saguaro.model.weights import cuts, save_tensors
+from saguaro.parallel.orders import decode_rows, encode_rows
 from saguaro.runner.captured import Followed
 from saguaro.runner.runner import Ran, Runner
-from saguaro.target.graphed import facts_of
 from saguaro.target.request import Request
 from saguaro.target.shape import RunnerShape, build_runner
+from saguaro.target.step_rules import StepRules
 from tests.model.write_fp8 import LAYOUTS, write_fp8
 from tests.model.write_gguf import write_gguf
 from tests.parallel.threads import CPU, exchanges, splits, together
@@ -91,23 +93,34 @@ def test_bfloat16_differs_by_its_rounding(group: list[Exchange], tmp_path: Path)
     assert all(torch.equal(each, found[0]) for each in found)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_captured_steps_decide_alike_on_every_rank(group: list[Exchange], tmp_path: Path, temperature: float) -> None:
-    """As on a GPU: every rank chooses the tokens, and moves the keys of accepted nodes of its own heads."""
+@pytest.mark.parametrize(
+    "rules",
+    [{"temperature": 0.0}, {}, {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {5: 3.0, 287: 1.0}}],
+    ids=["greedy", "warm", "adjusted"],
+)
+def test_captured_steps_decide_alike_on_every_rank(
+    group: list[Exchange], tmp_path: Path, rules: dict[str, Any]
+) -> None:
+    """As on a GPU: every rank chooses the tokens, and moves the keys of accepted nodes of its own heads. What the rows
+    tell of their rules travels to it."""
     folder, shape = write_tiny(tmp_path, "llama"), replace(SHAPE, depth=3, nodes=5, n_known=288)
-    params = SamplingParams(temperature=temperature, top_k=50, top_p=0.9, min_p=0.01)
+    params = SamplingParams(top_k=50, top_p=0.9, min_p=0.01, **rules)
     text, pages = random_tokens(9, 288), list(range(12, 0, -1))
-    facts = facts_of(Request("", text, params, seed=7), decides=True)
+    request = Request("", text, params, seed=7)
 
     @torch.inference_mode()
     def work(split: Split) -> tuple[list[list[int]], Tensor]:
         """A tree that grows by what was found: the target's tokens lie behind the second child."""
         runner = build_runner(loaded(folder, split).model, shape, plain_kernels())
         runner.run([Segment(text[:8], 0, pages, 0)], False)
+        assert runner.room is not None
+        step_rules = StepRules(runner.room, 288)
 
         def verify(tokens: list[int], parents: list[int]) -> list[int]:
-            tree = Segment([text[8], *tokens], 8, pages, 1 + len(tokens), parents, slot=0, facts=facts)
-            ran = runner.run([tree], True)
+            tree = Segment([text[8], *tokens], 8, pages, 1 + len(tokens), parents, slot=0)
+            told = encode_rows(step_rules.told([tree], [request]), True)
+            ran = runner.run(*decode_rows(np.array(told)))
+            step_rules.launched()
             assert isinstance(ran, Followed)
             found: list[int] = ran.wait()[0].tolist()
             return found
@@ -116,7 +129,7 @@ def test_captured_steps_decide_alike_on_every_rank(group: list[Exchange], tmp_pa
         other = (first + 1) % 288
         second = verify([other, first], [-1, -1])[1]
         found = [verify([other, first, other, second], [-1, -1, 0, 1]), [first, second]]
-        ran = runner.run([Segment([found[0][1], 5, 6], 11, pages, 3, slot=0, facts=facts)], False)
+        ran = runner.run([Segment([found[0][1], 5, 6], 11, pages, 3, slot=0)], False)
         assert isinstance(ran, Ran)
         return found, ran.logits
 

@@ -97,9 +97,9 @@ def _noisy_all(scores: Tensor, seeds: Tensor, positions: Tensor, n: int) -> Tens
 
 def _kernels(watch: _Watch) -> Kernels:
     plain = plain_kernels()
-    each = (plain.attend, plain.limits, plain.choose, plain.rank)
-    attend, limits, choose, rank = (_free(watch, one) for one in each)
-    return replace(plain, attend=attend, limits=limits, choose=choose, rank=rank)
+    each = (plain.attend, plain.adjust, plain.limits, plain.choose, plain.rank)
+    attend, adjust, limits, choose, rank = (_free(watch, one) for one in each)
+    return replace(plain, attend=attend, adjust=adjust, limits=limits, choose=choose, rank=rank)
 
 
 @pytest.fixture

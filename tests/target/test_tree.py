@@ -121,7 +121,7 @@ def test_pages_run_out(model: Transformer, truth: list[list[int]], texts: list[l
     assert rig.run(new_requests()) == truth
 
 
-SIMPLE = ["greedy", "warm", "limited"]  # requests that are decided within the captured step
+SIMPLE = list(STYLES)  # requests that are decided within the captured step
 
 
 @pytest.fixture(scope="module")
@@ -211,11 +211,14 @@ def test_captured_steps_give_the_true_tokens_of_any_request(
     nodes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows with penalties or limits are decided by the eager verifier, and so are those beside them."""
+    """Rows with penalties and logprobs are decided by the eager verifier, and so are those beside them."""
     link = proposing(Trees(texts, grow, has_chains=True), lookahead)
     rig = new_rig(model, link, lookahead=lookahead, captured=(depth, nodes))
-    spy = Spy(rig, monkeypatch)
-    assert rig.run(new_requests()) == truth
+    spy, requests = Spy(rig, monkeypatch), new_requests()
+    for request in requests:
+        if request.params.repetition_penalty != 1:
+            object.__setattr__(request.params, "logprobs", 1)
+    assert rig.run(requests) == truth
     assert spy.n_eager > 0
 
 
