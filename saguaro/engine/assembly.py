@@ -319,13 +319,6 @@ class Assembly:
         reads = self.given.reads if self.given is not None else features_read(self._draft_name(), model.spec)
         if reads is None:
             return None
-        on = model.device if config.draft_device == "auto" else find_device("draft_device", config.draft_device)
-        for name, device in (("device", model.device), ("draft_device", on)):
-            if device.type != "cpu":
-                raise ConfigError(
-                    f"{name} is {device}, and the draft {config.draft} reads features of its target, which captured "
-                    "steps on a GPU do not return; set device and draft_device to cpu, or use another draft"
-                )
         if self.verifier is not None:
             raise ConfigError(f"the draft {config.draft} reads features of its target; a replayed target has none")
         if reads.most_drafted is not None and config.lookahead > reads.most_drafted:

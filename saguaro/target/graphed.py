@@ -18,7 +18,7 @@ from saguaro.attention.paged import StepTrees, from_left
 from saguaro.device.graphs import as_float
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVCache
-from saguaro.runner.captured import CapturedSteps, Computed
+from saguaro.runner.captured import CapturedSteps, Computed, Decided
 from saguaro.target.request import Request
 from saguaro.target.rules import Decision
 from saguaro.types import Speculation
@@ -48,10 +48,9 @@ def _choose(kernels: Kernels, n_known: int, at: Computed) -> Tensor:  # [R * (N 
     return kernels.choose(at.logits, heat, seeds, at.step.positions + 1, n_known, limits)
 
 
-def _decide(
-    choose: Callable[[Computed], Tensor], cache: KVCache, at: Computed
-) -> Tensor:  # [R, 2], of trees [R, 2 + D]
-    """Choose, accept, and of trees move: n_accepted, bonus (or BROKEN); of trees also the path, then -1."""
+def _decide(choose: Callable[[Computed], Tensor], cache: KVCache, at: Computed) -> Decided:
+    """Choose, accept, and of trees move. Found [R, 2]: n_accepted, and bonus or BROKEN; of trees [R, 2 + D]: then the
+    path and -1."""
     size, width, grown = len(at.n), len(at.columns), at.trees
     chosen = choose(at)
     columns = from_left(at.n, at.columns)  # [R, N+1]
@@ -59,10 +58,11 @@ def _decide(
     drafted = at.step.tokens.view(size, width).gather(1, columns[:, 1:])  # [R, N]
     n = at.n.clamp(min=0)
     if grown is None:
-        return torch.stack(accept(targets, drafted, n), 1)
+        return Decided(torch.stack(accept(targets, drafted, n), 1), columns)
     n_accepted, path, bonus = accept_along(targets, drafted, grown.parent, n, grown.paths, grown.depth)
     cache.move(*moves(path, at.facts[:, DECIDES], at.n, grown))
-    return torch.cat((n_accepted[:, None], bonus[:, None], path), 1)
+    taken = columns.gather(1, F.pad(path + 1, (1, 0)))  # -1 and what is before the path: the text's last token
+    return Decided(torch.cat((n_accepted[:, None], bonus[:, None], path), 1), taken)
 
 
 def facts_of(request: Request, decides: bool) -> list[int]:

@@ -107,7 +107,7 @@ class Checked(Inline):
         side.prepare()
         own = side.rows.get(0)
         assert own is not None
-        other._catch_up(other.ready([own]))
+        other.catch_up(other.ready([own]))
         with torch.inference_mode():
             n_positions = drafter._pass.n_positions(4 + drafter.prepares)
             said = other._pass([Asked(own, tuple(known), n_positions)], torch.ones(5))[0]
@@ -231,7 +231,3 @@ def test_rejection_at_temperature_1_keeps_the_targets_law(
     assert (statistic - len(common)) / math.sqrt(2 * len(common)) < 3
     assert rig.sources["draft"] > 0
 
-
-def test_captured_steps_refuse_it(near: DFlash) -> None:
-    with pytest.raises(ConfigError, match="runs captured steps, which have none; set device and draft_device to cpu"):
-        methods.draft_side(new_config(N_KNOWN), near, plain_kernels())

@@ -275,7 +275,3 @@ def test_rejection_at_temperature_1_keeps_the_targets_law(
     assert (statistic - len(common)) / math.sqrt(2 * len(common)) < 3
     assert rig.sources["draft"] > 0
 
-
-def test_captured_steps_refuse_it(near: Eagle) -> None:
-    with pytest.raises(ConfigError, match="runs captured steps, which have none; set device and draft_device to cpu"):
-        methods.draft_side(new_config(N_KNOWN), near, plain_kernels())
