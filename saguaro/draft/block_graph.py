@@ -142,7 +142,7 @@ class CapturedPass:
         nodes = Nodes(
             texts=seen.int(),
             seen=(seen + width).int().repeat_interleave(width, output_size=size * width),
-            paths=kv_index.int()[:, None].expand(-1, width, -1).reshape(size * width, width),
+            paths=kv_index.int().repeat_interleave(width, dim=0, output_size=size * width),
         )
         starts = torch.arange(size + 1, dtype=torch.int32, device=device) * width
         return Step(
