@@ -62,8 +62,9 @@ class CapturedPass:
         self._found = Mirror((most, 2 * n * width), torch.int64, self._device)  # tokens, then bits of scores
         self._given = torch.zeros(at_once, N_COLUMNS, dtype=torch.int64, device=self._device)  # of one pass
         self._said = torch.zeros(at_once, 2 * n * width, dtype=torch.int64, device=self._device)
-        self._laws: dict[int, Tensor] = {}  # of passes of this many blocks: [blocks, drawn, V], until the next one
-        self._kept: Tensor | None = None  # [most, drawn, V]: of all blocks of the call
+        # What positions were drawn from, of the blocks of one pass and of all blocks of a call: [blocks, drawn, V] each.
+        # Allocated by the first pass that draws, before it is captured.
+        self._laws, self._kept = torch.empty(0), torch.empty(0)
         self._host, self._sent, self._done = self._lines.host.numpy(), Moment(self._device), Moment(self._device)
 
     def warm(self, fan_out: Callable[[], Tensor], kind: str) -> None:
@@ -87,7 +88,7 @@ class CapturedPass:
         Waits until it is there."""
         self._done.wait()
         tokens, bits = self._found.host[at].view(2, self._n, self._width)
-        laws = [] if self._kept is None else list(self._kept[at].cpu())
+        laws = list(self._kept[at].cpu()) if self._draws is not None else []
         return (tokens, as_float(bits)), laws
 
     def _write(self, asked: Sequence[Asked], n_lines: int) -> None:
@@ -110,11 +111,8 @@ class CapturedPass:
         self._given[:size] = self._lines.device[here]
         self._graphs.run(("blocks", kind, size), partial(self._pass, size, fan_out))
         self._found.device[here] = self._said[:size]
-        if self._laws:
-            laws = self._laws[size]
-            if self._kept is None:
-                self._kept = laws.new_empty(len(self._lines.host), *laws.shape[1:])
-            self._kept[here] = laws
+        if self._draws is not None:
+            self._kept[here] = self._laws[:size]
 
     def _pass(self, size: int, fan_out: Callable[[], Tensor]) -> None:
         lines, n = self._given[:size], self._n
@@ -166,6 +164,10 @@ class CapturedPass:
             ranked, law = draws(own, q, (seeds[at], positions[at]), self._width, fan_out[at : at + 1])
             found.append(ranked)
             laws.append(law)
-        self._laws[size] = torch.stack(laws, 1)
+        if not self._laws.numel():
+            each = len(laws), self._n_known
+            self._laws = laws[0].new_empty(len(self._said), *each)
+            self._kept = laws[0].new_empty(len(self._lines.host), *each)
+        self._laws[:size] = torch.stack(laws, 1)
         tokens, scores = zip(*found, strict=True)
         return torch.stack(tokens, 1), torch.stack(scores, 1)

@@ -22,6 +22,7 @@ from saguaro.config import DraftConfig, EngineConfig, format_bytes
 from saguaro.device.affinity import Affinity, rank_affinities, split_cores, usable_cores
 from saguaro.device.graphs import bucket, captured_sizes, guard
 from saguaro.device.machine import device_model
+from saguaro.draft.block_pass import MOST_TOKENS
 from saguaro.draft.load import features_read, load_draft
 from saguaro.draft.policy.kept import KeptFile, file_name
 from saguaro.engine.placement import Placed, Placement, Rates, choose_placement, rates_of
@@ -213,7 +214,20 @@ class Assembly:
             n_bytes += 2 * 4 * rows * max(shape.width, shape.budget) * draft.spec.n_vocab
             if self.method.verification == "rejection":
                 n_bytes += 4 * n_places * draft.spec.n_vocab
+        if self.reads is not None:
+            n_bytes += self._of_features(self.reads, draft, most, rows)
         return n_bytes + 2**30  # kept by CUDA, libraries and captured graphs
+
+    def _of_features(self, reads: FeatureSpec, draft: Transformer | None, most: int, rows: int) -> int:
+        """Bytes of features: of a captured step's tokens and the accepted ones of every batch size, of an eager step's
+        tokens, and those that the draft keeps, with its own states; and of the logits of blocks."""
+        config, itemsize = self.config, self.target.model.dtype.itemsize
+        n_bytes = reads.n_features * itemsize * (4 * most + 3 * config.max_batch_tokens)
+        if draft is not None:
+            shape = draft_shape(self._draft_config(0))
+            kept = (shape.most_text + 1) * reads.n_features + (shape.places + 1) * draft.spec.hidden
+            n_bytes += (rows + 1) * kept * draft.dtype.itemsize + 2 * 4 * MOST_TOKENS * draft.spec.n_vocab
+        return n_bytes
 
     def _verifier(self, kv: KVPlan, scheduler: Scheduler) -> Verifier:
         model = self.target.model

@@ -134,7 +134,8 @@ def test_nothing_is_kept_without_taps(model: Transformer) -> None:
     rig = new_rig(model, captured=(3, 5))
     verifier = rig.round.verifier
     assert isinstance(verifier, Verifier)
-    launch, kept = verifier.launch, []
+    launch = verifier.launch
+    kept: list[object] = []
 
     def watched(batch: Batch, spec: Speculation) -> Pending:
         pending = launch(batch, spec)
@@ -143,7 +144,7 @@ def test_nothing_is_kept_without_taps(model: Transformer) -> None:
             kept.append(pending.decided.features)
         return pending
 
-    verifier.launch = watched  # type: ignore[assignment,method-assign]
+    verifier.launch = watched  # type: ignore[method-assign]
     rig.run(new_requests(PLAIN, n=2, max_tokens=3))
     assert len(kept) > 3
     assert all(each is None for each in kept)
