@@ -260,9 +260,8 @@ class BlockDrafter(DraftTexts):
         n, device = self._shape.lookahead + 1, self._model.device
         if self.planner is None:
             return torch.full((n,), max(1, round(self._shape.budget / n)), device=device)
-        return self.planner.fan_out(PlanShape(n - 1, self._shape.n_children, self._shape.budget, device))[
-            int(after_hit)
-        ]
+        shape = PlanShape(n - 1, self._shape.n_children, self._shape.budget, device)
+        return self.planner.fan_out(shape)[int(after_hit)]
 
 
 class Said(NamedTuple):

@@ -47,13 +47,8 @@ class CapturedPass:
         max_rows: int,
         most: int,  # most blocks of a call
     ) -> None:
-        self._texts, self._mask, self._graphs, self._kernels, self._draws = (
-            texts,
-            model.reads.mask_token,
-            graphs,
-            kernels,
-            draws,
-        )
+        self._texts, self._mask, self._graphs = texts, model.reads.mask_token, graphs
+        self._kernels, self._draws = kernels, draws
         self._n, self._width, self._n_known, self._device = n, width, n_known, model.device
         self.sizes = [size for size in BUCKETS if size == 1 or size * (1 + n) <= MOST_TOKENS]
         self._tables = PageTables(max_rows, texts.longest, texts.cache.page_size, self._device)
@@ -62,8 +57,8 @@ class CapturedPass:
         self._found = Mirror((most, 2 * n * width), torch.int64, self._device)  # tokens, then bits of scores
         self._given = torch.zeros(at_once, N_COLUMNS, dtype=torch.int64, device=self._device)  # of one pass
         self._said = torch.zeros(at_once, 2 * n * width, dtype=torch.int64, device=self._device)
-        # What positions were drawn from, of the blocks of one pass and of all blocks of a call: [blocks, drawn, V] each.
-        # Allocated by the first pass that draws, before it is captured.
+        # What positions were drawn from [blocks, drawn, V], of one pass and of all blocks of a call. They are allocated
+        # by the first pass that draws, before it is captured.
         self._laws, self._kept = torch.empty(0), torch.empty(0)
         self._host, self._sent, self._done = self._lines.host.numpy(), Moment(self._device), Moment(self._device)
 

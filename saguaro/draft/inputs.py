@@ -17,7 +17,7 @@ The last features of every row are in a ring on the device, by position in the t
     position   5   6   7   8   9                 n_recent = 4
     ring       8 | 9 | 6 | 7                     position p is at p % 4
 
-Only a text that is further behind holds features beside it, on the host's account.
+Of a text that is further behind, they are held in another tensor until it is read.
 """
 
 from collections.abc import Sequence
@@ -59,10 +59,8 @@ class TextInputs(Protocol):
     def of_text(self, slot: int, first: int, n: int) -> Tensor | None:  # [n, D]
         """What the tokens from position `first` on are read with; 0 for what is not held."""
 
-    def of_places(
-        self, slots: Tensor, places: Tensor, shift: Tensor
-    ) -> Tensor | None:  # [B], [B, n], [B] -> [B * n, D]
-        """What these places are read with, from the ring; anything finite for those that it does not have."""
+    def of_places(self, slots: Tensor, places: Tensor, shift: Tensor) -> Tensor | None:  # [B], [B, n], [B]
+        """What these places are read with, from the ring [B * n, D]; anything finite for those that it lacks."""
 
     def positions(self, places: Tensor, shift: Tensor) -> Tensor:  # [B, n], [B]
         """Positions in the text."""

@@ -59,15 +59,13 @@ class DraftTexts:
         self.pool = PagePool(kv.n_pages, kv.page_size)
         self.scratch = kv.n_pages * kv.page_size  # KV index of the first place that is on no page
         longest = kv.longest
-        reads = inputs.reads_features
-        kv = KVPlan(
-            kv.n_pages - (-(n_scratch + reads) // kv.page_size), kv.page_size, kv.bytes_per_token, kv.max_length
-        )
+        n_more = n_scratch + 1  # and a place that nothing reads
+        kv = KVPlan(kv.n_pages - (-n_more // kv.page_size), kv.page_size, kv.bytes_per_token, kv.max_length)
         self.cache = KVCache(kv, model.spec, model.device, model.dtype)
         self.runner = make_runner(model, self.cache, kernels, longest)
         self._stream, self._graphs = SideStream(model.device), Graphs(model.device)
-        self._catches_up = None
-        if reads and kernels is not None:
+        self._catches_up = None  # a language model computes text within its drafts
+        if inputs.reads_features and kernels is not None:
             unused = self.scratch + n_scratch
             sizes = {"n": n_after, "max_rows": max_rows, "longest": self.longest, "unused": unused}
             self._catches_up = CatchUp(self.runner, inputs, self._graphs, **sizes)
@@ -169,15 +167,12 @@ class DraftTexts:
     def catch_up(self, rows: Sequence[DraftRow]) -> None:
         """Compute the places of these texts that can be computed now, but the last."""
         behind = [(row, n) for row in rows if (n := self.n_behind(row)) > 0]
-        if self._catches_up is None:
-            few = []
-        else:
-            few = [(row, n) for row, n in behind if n <= self._catches_up.n]
-            behind = [(row, n) for row, n in behind if n > self._catches_up.n]
-        if behind:
-            self.compute(behind)
-        if few and self._catches_up is not None:
-            self._catches_up([self._behind(row, n) for row, n in few])
+        most = 0 if self._catches_up is None else self._catches_up.n
+        far, near = ([(row, n) for row, n in behind if (n <= most) == is_near] for is_near in (False, True))
+        if far:
+            self.compute(far)
+        if near and self._catches_up is not None:
+            self._catches_up([self._behind(row, n) for row, n in near])
 
     def ready(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
         """The rows that are nearly computed and have room."""
