@@ -30,7 +30,6 @@ from saguaro.draft.random import RandomTokens
 from saguaro.draft.ranking import Draws
 from saguaro.draft.rows import Proposer
 from saguaro.draft.suffix import Suffix
-from saguaro.errors import ConfigError
 from saguaro.kernels.best import ranker_for
 from saguaro.kernels.bundle import Kernels, kernels_for
 from saguaro.kv.memory import KVPlan
@@ -69,11 +68,6 @@ def draft_side(
     suffix = None
     if config.suffix or config.fallback == "suffix":
         drafter = suffix = Suffix(draft_shape(config), config.n_vocab, config.suffix_store)
-    if model is not None and model.reads is not None and kernels is not None:
-        raise ConfigError(
-            f"the draft {config.draft} reads features of its target, and this device ({model.device}) runs captured "
-            "steps, which have none; set device and draft_device to cpu, or use another draft"
-        )
     if model is not None:
         model_drafter = _model_drafter(config, model, kernels)
         drafter = primary = model_drafter
@@ -117,19 +111,10 @@ def _model_drafter(config: DraftConfig, model: Transformer, kernels: Kernels | N
     kv, sampler, shape = _kv(config, model), Sampler(config.n_vocab, ranker_for(model.device)), draft_shape(config)
     planner = make_planner(config.growth, config.fan_out, bucket(config.max_rows))
     if isinstance(model.reads, DFlashSpec):
-        return BlockDrafter(cast(DFlash, model), kv, sampler, shape, planner=planner, draws=draws, cut=config.cut)
-    return TreeDrafter(
-        model,
-        kv,
-        sampler,
-        shape,
-        max_rows=config.max_rows,
-        n_known=config.n_vocab,
-        planner=planner,
-        draws=draws,
-        cut=config.cut,
-        kernels=kernels,
-    )
+        block = partial(BlockDrafter, cast(DFlash, model), kv, sampler, shape, max_rows=config.max_rows)
+        return block(planner=planner, draws=draws, cut=config.cut, kernels=kernels)
+    tree = partial(TreeDrafter, model, kv, sampler, shape, max_rows=config.max_rows, n_known=config.n_vocab)
+    return tree(planner=planner, draws=draws, cut=config.cut, kernels=kernels)
 
 
 def _kv(config: DraftConfig, model: Transformer) -> KVPlan:

@@ -72,7 +72,8 @@ def kind_of(command: commands.Distill) -> Kind:
 
 
 def measure(command: commands.Distill, prompts: Sequence[str], record: "Record", progress: Progress) -> None:
-    """Measure the draft in speculative decoding with the engine, which runs EAGLE-3 drafts on a CPU."""
+    """Measure the draft in speculative decoding with the engine; EAGLE-3 drafts on a CPU, because on a GPU they
+    were not run yet."""
     settings: dict[str, Any] = {"method": "sd", "draft": str(command.out), "link": "inline"}
     settings |= {"nodes": command.lookahead, "width": 1}  # acceptance by position is of chains
     device = "cpu" if command.kind == "eagle3" else command.device

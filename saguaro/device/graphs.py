@@ -5,7 +5,7 @@ is called directly, so that the code above also runs, and is tested, on a CPU.
 """
 
 import struct
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 
@@ -64,6 +64,14 @@ class SideStream:
         """Context in which work is launched on this stream; it is ordered only after earlier work of this stream."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
+    def take(self, tensor: Tensor) -> None:
+        """Order later work on this stream after what the current stream has launched, which computes this tensor, and
+        keep the tensor's memory until this stream has read it. The host does not wait."""
+        if self._stream is None or tensor.device != self._stream.device:
+            return  # a copy from another device is ordered by torch
+        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        tensor.record_stream(self._stream)
+
 
 class Mirror:
     """A tensor on the device and its pinned copy on the host: one side writes, the other reads."""
@@ -105,6 +113,12 @@ class Moment:
         if self._event is None or earlier._event is None:
             return None
         return float(earlier._event.elapsed_time(self._event)) / 1000
+
+
+def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """A tensor of int64 on the device. The host does not wait for the copy."""
+    on_host = torch.tensor(values, dtype=torch.int64)
+    return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host.to(device)
 
 
 def bucket(n: int) -> int:

@@ -10,17 +10,22 @@ guess from less (docs/dflash.md has figures). The features are read before the n
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from saguaro.algo.planning import Ahead
+from saguaro.device.graphs import Moment
 from saguaro.draft.best_first import Nodes
 from saguaro.draft.block import Block, Expected, likeliest_outcomes
-from saguaro.draft.block_pass import Asked, BlockPass
+from saguaro.draft.block_graph import CapturedPass
+from saguaro.draft.block_pass import MOST_TOKENS, Asked, BlockPass
 from saguaro.draft.drafter import Prepared
-from saguaro.draft.growth import Shape
+from saguaro.draft.grow import Grown
+from saguaro.draft.growth import MOST_EXPANDED, Shape
 from saguaro.draft.inputs import FeatureTexts
 from saguaro.draft.planner import Planner
 from saguaro.draft.planner import Shape as PlanShape
@@ -28,6 +33,7 @@ from saguaro.draft.policy.kept import State
 from saguaro.draft.ranking import Draws
 from saguaro.draft.rows import DraftRow, GrowthBudget, Proposal, Wanted
 from saguaro.draft.texts import DraftTexts
+from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVPlan
 from saguaro.model.dflash import DFlash
 from saguaro.target.sampler import Sampler
@@ -50,19 +56,28 @@ class BlockDrafter(DraftTexts):
         sampler: Sampler,
         shape: Shape,
         *,
+        max_rows: int,
         planner: Planner | None = None,  # which outcomes are prepared; None: the likeliest
         draws: Draws | None = None,  # of candidates, under rejection
         cut: float = 0.0,  # a chain ends before the first token less likely than this; 0: never
+        kernels: Kernels | None = None,
     ) -> None:
-        inputs, n_scratch = FeatureTexts(model, first=0), BlockPass.scratch(model)
-        super().__init__(model, kv, inputs=inputs, n_after=shape.most_text, n_scratch=n_scratch)
-        self._pass = BlockPass(self, model, sampler, shape.n_children, draws)
+        inputs = FeatureTexts(model, first=0, n_slots=max_rows + 1, n_recent=shape.most_text + 1)
+        of_texts = {"max_rows": max_rows, "n_after": shape.most_text, "n_scratch": BlockPass.scratch(model)}
+        super().__init__(model, kv, inputs=inputs, kernels=kernels, **of_texts)
+        self._pass, self._captured = BlockPass(self, model, sampler, shape.n_children, draws), None
+        self._n = self._pass.n_positions(shape.lookahead + (shape.budget > 0))  # positions of every block
+        if kernels is not None:
+            sizes = {"n": self._n, "width": self._pass.width, "n_known": sampler.n_known, "max_rows": max_rows}
+            most = max(max_rows, MOST_EXPANDED)
+            self._captured = CapturedPass(self, model, self._graphs, kernels, draws, most=most, **sizes)
         self._shape, self.planner, self._cut, self.prepares = shape, planner, cut, shape.budget > 0
         self._blocks: dict[int, Block] = {}  # by slot: after the text
-        self._ahead: dict[int, dict[tuple[int, ...], Block]] = {}  # by slot and by the tokens that an outcome adds
+        self._ahead: dict[int, dict[tuple[int, ...], Said]] = {}  # by slot and by the tokens that an outcome adds
         self._likely: dict[int, list[float]] = {}  # by slot: of the nodes in flight
         self.levels: Mapping[int, Sequence[float]] = {}
         self.n_steps = 0
+        self._began, self._done = Moment(model.device), Moment(model.device)
 
     def chances(self, slot: int) -> list[float]:
         """The probability that the text of this row runs through each node in flight, as estimated."""
@@ -86,7 +101,7 @@ class BlockDrafter(DraftTexts):
     @torch.inference_mode()
     def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> bool:
         """See Drafter."""
-        with self.runner.threads():
+        with self.working():
             return super().read(rows, is_late, seconds)
 
     @torch.inference_mode()
@@ -102,7 +117,7 @@ class BlockDrafter(DraftTexts):
                 self._pass.learn(block, added)
             found = ahead.get(slot, {}).get(added)
             if trunk is not None and found is not None and found.n_text == len(trunk.text):
-                self._blocks[slot] = found
+                self._blocks[slot] = self._block(found)
         hits = [(row, n) for row, n in wanted if row.slot in self._blocks and row.request.params.prepare]
         self._put_in_flight(hits)
         served = {row.slot for row, _ in hits if row.speculation}
@@ -132,21 +147,28 @@ class BlockDrafter(DraftTexts):
             self.planner.learn(outcome)
         rows = self.ready(rows)
         self._draft([row for row in rows if row.slot not in self._blocks])
-        self._catch_up(rows)
-        asked = self._planned(rows)
-        is_any = False
-        for part in self._pass.parts(asked, PART):
-            if is_late():
-                break
-            with self.runner.threads():
-                blocks = self._pass(part, self._fan_out()[1])
-            for each, block in zip(part, blocks, strict=True):
-                self._ahead.setdefault(each.row.slot, {})[each.after] = block
-            is_any = True
-        return OnHost() if is_any else None
+        with self.working():
+            self._began.mark()
+            self.catch_up(rows)
+            asked, said = self._planned(rows), list[Said]()
+            for part in self._parts(asked, PART):
+                if is_late():
+                    break
+                said += self._say(part, after_hit=True)
+            self._done.mark()
+        self._ahead = {}
+        for each in said:
+            self._ahead.setdefault(each.asked.row.slot, {})[each.asked.after] = each
+        return Grown(self._began, self._done) if said else None
 
     def warm(self, size: int) -> None:
-        """Nothing is captured."""
+        """Capture the functions for batches of this size."""
+        if self._captured is None or self._catches_up is None:
+            return
+        with self.working(), torch.inference_mode():
+            self._catches_up.warm(size)
+            for after_hit in (False, True) if self.prepares else (False,):
+                self._captured.warm(partial(self._fan_out_of, after_hit), str(after_hit))
 
     def state(self) -> State:
         """See Drafter."""
@@ -158,20 +180,40 @@ class BlockDrafter(DraftTexts):
 
     def _draft(self, rows: Sequence[DraftRow]) -> None:
         """Blocks after these texts; they reach to the bonus after a whole speculation if outcomes are prepared."""
-        self._catch_up(rows)
-        n = self._pass.n_positions(self._shape.lookahead + self.prepares)
-        for part in self._pass.parts([Asked(row, (), n) for row in rows]):
-            with self.runner.threads():
-                blocks = self._pass(part, self._fan_out()[0])
-            self._blocks.update((each.row.slot, block) for each, block in zip(part, blocks, strict=True))
-            self.n_steps = 1
+        if not rows:
+            return
+        with self.working():
+            self.catch_up(rows)
+            said = [
+                each
+                for part in self._parts([Asked(row, (), self._n) for row in rows], MOST_TOKENS)
+                for each in self._say(part, after_hit=False)
+            ]
+        self._blocks.update((each.asked.row.slot, self._block(each)) for each in said)
+        self.n_steps = 1
 
-    def _catch_up(self, rows: Sequence[DraftRow]) -> None:
-        """Read the features of new text."""
-        behind = [(row, n) for row in rows if (n := self.n_behind(row)) > 0]
-        if behind:
-            with self.runner.threads():
-                self.compute(behind)
+    def _parts(self, asked: Sequence[Asked], most: int) -> Iterable[Sequence[Asked]]:
+        """Blocks that are drafted by one call: of so many tokens, or if passes are captured, all, because nothing waits
+        between them."""
+        if self._captured is None:
+            return self._pass.parts(asked, most)
+        return [asked] if asked else []
+
+    def _say(self, asked: Sequence[Asked], *, after_hit: bool) -> list["Said"]:
+        """Draft these blocks. Captured passes are only launched."""
+        if self._captured is None:
+            blocks = self._pass(asked, self._fan_out_of(after_hit))
+            return [Said(each, each.n_text, 0, block) for each, block in zip(asked, blocks, strict=True)]
+        self._captured(asked, partial(self._fan_out_of, after_hit), str(after_hit))
+        return [Said(each, each.n_text, at, None) for at, each in enumerate(asked)]
+
+    def _block(self, said: "Said") -> Block:
+        """What was found for a block."""
+        if said.block is not None:
+            return said.block
+        assert self._captured is not None
+        with self.working():
+            return self._pass.block(said.asked, said.n_text, *self._captured.ranked(said.at))
 
     def _put_in_flight(self, hits: Sequence[Wanted], least: float = 0.0) -> None:
         """The likeliest nodes of prepared blocks."""
@@ -197,8 +239,7 @@ class BlockDrafter(DraftTexts):
             each.sort(key=lambda pair: -pair[1].chance)
         else:
             each = self._by_planner(rows, self.planner, budget)
-        n = self._pass.n_positions(self._shape.lookahead + 1)
-        return [Asked(row, one.tokens, n) for row, one in each]
+        return [Asked(row, one.tokens, self._n) for row, one in each]
 
     def _by_planner(self, rows: Sequence[DraftRow], planner: Planner, budget: int) -> list[tuple[DraftRow, Expected]]:
         """Outcomes of chains."""
@@ -214,20 +255,22 @@ class BlockDrafter(DraftTexts):
         every.sort(key=lambda one: one[0])  # of every row the first, then the second
         return [pair for _, pair in every]
 
-    def _fan_out(self) -> Tensor:  # [2, K+1] int64
-        """How many bonus tokens are prepared at each position: after a draft, and after a hit."""
+    def _fan_out_of(self, after_hit: bool) -> Tensor:  # [K+1] int64
+        """How many bonus tokens are prepared at each position, after a draft or after a hit."""
         n, device = self._shape.lookahead + 1, self._model.device
         if self.planner is None:
-            return torch.full((2, n), max(1, round(self._shape.budget / n)), device=device)
-        return self.planner.fan_out(PlanShape(n - 1, self._shape.n_children, self._shape.budget, device))
+            return torch.full((n,), max(1, round(self._shape.budget / n)), device=device)
+        shape = PlanShape(n - 1, self._shape.n_children, self._shape.budget, device)
+        return self.planner.fan_out(shape)[int(after_hit)]
 
 
-class OnHost:
-    """A preparation on a CPU, which is over."""
+class Said(NamedTuple):
+    """A block that is drafted."""
 
-    def seconds(self) -> float | None:
-        """Not known apart from the host's time."""
-        return None
+    asked: Asked
+    n_text: int  # tokens before its first position; the row's text grows
+    at: int  # its number in the captured call that drafts it, which keeps it until the next call
+    block: Block | None  # None: a captured call has it
 
 
 def _ahead_of(rows: Sequence[DraftRow], blocks: Sequence[Block], shape: Shape) -> Ahead:

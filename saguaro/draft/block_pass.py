@@ -27,6 +27,7 @@ from saguaro.draft.texts import DraftTexts
 from saguaro.model.dflash import DFlash
 from saguaro.target.sampler import Context, Sampler, is_plain, rules
 
+ON_HOST = torch.device("cpu")  # where chances are: blocks become trees there
 MOST_TOKENS = 128  # of a pass, or one block
 DEPTHS = (1, 2, 4, 8)  # bin edges: of positions that learn their chances together
 N_GROUPS = 2 * (len(DEPTHS) + 1)  # of blocks just in time, then of prepared ones
@@ -56,8 +57,8 @@ class BlockPass:
     def __init__(self, texts: DraftTexts, model: DFlash, sampler: Sampler, width: int, draws: Draws | None) -> None:
         """texts must have room for `scratch(model)` tokens behind the pages. width: candidates kept of a position."""
         self._texts, self._reads, self._sampler, self._draws = texts, model.reads, sampler, draws
-        self._width, self._device = min(width, sampler.n_known), model.device
-        self._chances = [Chances(self._width, model.device) for _ in range(N_GROUPS)]
+        self.width, self._device = min(width, sampler.n_known), model.device
+        self._chances = [Chances(self.width, ON_HOST) for _ in range(N_GROUPS)]
 
     @staticmethod
     def scratch(model: DFlash) -> int:
@@ -93,13 +94,18 @@ class BlockPass:
             return self._at_once(asked, logits)
         return self._in_turn(asked, split, fan_out)
 
+    def block(self, asked: Asked, n_text: int, ranked: Ranked, laws: Sequence[Tensor]) -> Block:
+        """What a captured pass has found for a block; n_text: as it was asked for; ranked: [n, W] each, on the host."""
+        positions = self._candidates([(asked, at) for at in range(asked.n)], ranked)
+        return Block(n_text, positions, laws, is_prepared=bool(asked.after))
+
     def learn(self, block: Block, tokens: Sequence[int]) -> None:
         """Learn what came after the text of a block: how often such candidates are right."""
         by_group: dict[int, list[tuple[list[Candidate], int]]] = {}
         for depth, (known, token) in enumerate(zip(block.positions, tokens, strict=False)):
             by_group.setdefault(_group(depth, is_prepared=block.is_prepared), []).append((known, token))
         for group, each in by_group.items():
-            bins = torch.zeros(1, len(each), self._width, dtype=torch.int64, device=self._device)
+            bins = torch.zeros(1, len(each), self.width, dtype=torch.int64)
             chosen, is_trial = bins[..., 0] - 1, bins > 0
             for at, (known, token) in enumerate(each):
                 bins[0, at, : len(known)] = torch.tensor([one.bin for one in known], dtype=torch.int64)
@@ -160,7 +166,7 @@ class BlockPass:
         """All positions together: no rule of these requests looks at the tokens before."""
         places = [(each, at) for each in asked for at in range(each.n)]
         contexts = [_context(each, range(at)) for each, at in places]
-        found = iter(self._candidates(places, self._sampler.rank(logits, contexts, self._width)))
+        found = iter(self._candidates(places, self._sampler.rank(logits, contexts, self.width)))
         return [_block(each, [next(found) for _ in range(each.n)]) for each in asked]
 
     def _in_turn(self, asked: Sequence[Asked], logits: Sequence[Tensor], fan_out: Tensor) -> list[Block]:
@@ -183,18 +189,18 @@ class BlockPass:
         self, logits: Tensor, contexts: Sequence[Context], fan_out: Tensor, at: int
     ) -> tuple[Ranked, Tensor | None]:
         if self._draws is None:
-            return self._sampler.rank(logits, contexts, self._width), None
+            return self._sampler.rank(logits, contexts, self.width), None
         logits, each = self._sampler.shape(logits, contexts), rules(contexts, logits.device)
         q = sampling.probabilities(logits, each)[:, : self._sampler.n_known]
         logits = logits[:, : self._sampler.n_known]
         if at >= len(fan_out) - 1:  # its candidates are bonus tokens: no draw is needed
-            return likeliest(logits, self._width), None
-        return self._draws(logits, q, (each.seeds, each.positions), self._width, fan_out[at : at + 1])
+            return likeliest(logits, self.width), None
+        return self._draws(logits, q, (each.seeds, each.positions), self.width, fan_out[at : at + 1])
 
     def _candidates(self, places: Sequence[tuple[Asked, int]], ranked: Ranked) -> list[list[Candidate]]:
         """The tokens that may come at each of R places, with their chances; ranked: [R, W] each."""
         tokens, scores = ranked
-        greedy = torch.tensor([each.row.request.params.temperature == 0 for each, _ in places], device=self._device)
+        greedy = torch.tensor([each.row.request.params.temperature == 0 for each, _ in places])
         groups = [_group(at, is_prepared=bool(each.after)) for each, at in places]
         found: list[list[Candidate]] = [[] for _ in places]
         for group in set(groups):

@@ -12,7 +12,6 @@ run operation by operation.
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -20,7 +19,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from saguaro.device.graphs import Graphs, Moment, SideStream, as_float, bucket, float_bits
+from saguaro.device.graphs import Moment, as_float, bucket, float_bits
 from saguaro.draft.chance import LEAST
 from saguaro.draft.drafter import Prepared
 from saguaro.draft.growth import Growth, Shape
@@ -59,15 +58,16 @@ class TreeDrafter(DraftTexts):
         kernels: Kernels | None = None,
     ) -> None:
         n_scratch = (max_rows + 1) * (shape.places + 1)  # the last row is for padding
-        inputs = inputs_of(model, max_rows + 1, shape.places + 1)
-        super().__init__(model, kv, inputs=inputs, n_after=shape.most_text, kernels=kernels, n_scratch=n_scratch)
+        sizes = {"n_slots": max_rows + 1, "n_places": shape.places + 1, "n_recent": shape.most_text + 1}
+        inputs = inputs_of(model, **sizes)
+        of_texts = {"max_rows": max_rows, "n_after": shape.most_text, "n_scratch": n_scratch}
+        super().__init__(model, kv, inputs=inputs, kernels=kernels, **of_texts)
         sizes = {"max_rows": max_rows, "n_known": n_known}
         self._growth = Growth(self, inputs, sampler, shape, planner=planner, draws=draws, kernels=kernels, **sizes)
         self._shape, self.planner, self.prepares = shape, planner, shape.budget > 0
         self._doubt, self._draws_tokens = math.log(cut) if cut > 0 else NEVER, draws is not None
         device, self._padding = model.device, max_rows
         self._is_captured = kernels is not None
-        self._stream, self._graphs = SideStream(device), Graphs(device)
         self._lines = self._growth.lines.host.numpy()
         self._began, self._done, self._grown = Moment(device), Moment(device), Moment(device)
         self._sent = Moment(device)  # the lines; the host may write the next ones
@@ -120,7 +120,7 @@ class TreeDrafter(DraftTexts):
 
     def read(self, rows: Sequence[DraftRow], is_late: Callable[[], bool], seconds: float = math.inf) -> bool:
         """Compute more of texts that are far behind."""
-        with self._working():
+        with self.working():
             return super().read(rows, is_late, seconds)
 
     @torch.inference_mode()
@@ -145,7 +145,7 @@ class TreeDrafter(DraftTexts):
         shape = self._shape.at(len(ready), max(n for _, n in ready))
         found = self._run("respond", [row for row, _ in ready], self._growth.respond, shape)
         size = bucket(len(ready)) if self._is_captured else len(ready)
-        with self._working():
+        with self.working():
             self._graphs.run(("settle", size), partial(self._growth.settle, size))
         missed = {row.slot for row, _ in wanted}
         for (row, n), (is_hit, *nodes) in zip(ready, found, strict=True):
@@ -209,9 +209,10 @@ class TreeDrafter(DraftTexts):
         rows = [row for row in rows if row.slot in self._in_flight]
         if not rows or is_late():
             return None
-        self._correct(rows)
-        with self._working():
+        with self.working():
             self._began.mark()
+            if not self.inputs.nodes_are_text:  # accepted tokens with true features, in place of the draft's own states
+                self.catch_up(rows)
             size = self._write(rows)
             shape = self._shape.at(size, self._shape.nodes)
             if self._is_captured:
@@ -233,32 +234,19 @@ class TreeDrafter(DraftTexts):
             n = min(len(row.speculation), self._shape.lookahead)  # as many as were put into the tree
             self._in_flight[row.slot] = [AT_PLACE - 1 - k for k in range(n)]
 
-    def _correct(self, rows: Sequence[DraftRow]) -> None:
-        """After a hit, compute accepted tokens with the target's features in place of the draft's own states."""
-        if self.inputs.nodes_are_text:
-            return
-        behind = [(row, n) for row in rows if (n := self.n_behind(row)) > 0]
-        if behind:
-            with self._working():
-                self.compute(behind)
-
-    def _working(self) -> AbstractContextManager[object]:
-        """Where the draft computes: on its stream of a GPU, or on the library's threads."""
-        return self.runner.threads() if self.runner.is_native else self._stream()
-
     def state(self) -> State:
         """See Drafter."""
-        with self._working():
+        with self.working():
             return {"chances": self._growth.chances.state()}
 
     def restore(self, state: State) -> None:
         """See Drafter."""
-        with self._working():
+        with self.working():
             self._growth.chances.restore(state["chances"])
 
     def warm(self, size: int) -> None:
         """Capture the functions for batches of this size, with padding rows."""
-        with self._working(), torch.inference_mode():
+        with self.working(), torch.inference_mode():
             self._lines[:size] = self._padding_line()
             self._growth.lines.send(size)
             self._sent.mark()
@@ -266,6 +254,8 @@ class TreeDrafter(DraftTexts):
             shapes = {self._shape.at(size, room) for room in (self._shape.lookahead, self._shape.nodes)}
             calls = [("draft", growth.draft, replace(shape, n_text=n)) for shape in shapes for n in each]
             if self.prepares:
+                if self._catches_up is not None:
+                    self._catches_up.warm(size)
                 self._graphs.run(("settle", size), partial(growth.settle, size))
                 calls += [("respond", growth.respond, shape) for shape in shapes]
                 calls += [("graft", growth.graft, replace(self._shape, n_text=n)) for n in each]
@@ -284,7 +274,7 @@ class TreeDrafter(DraftTexts):
         budget: GrowthBudget | None = None,
     ) -> list[list[int]]:
         """Run a function for these rows. Returns whether each was a hit, then node, token and parent by turns."""
-        with self._working():
+        with self.working():
             if name in ("draft", "graft"):
                 shape = replace(shape, n_text=self._catch_up(rows))
             if budget is not None and self._is_captured:
@@ -322,6 +312,8 @@ class TreeDrafter(DraftTexts):
         n_left = 2
         if not self.inputs.nodes_are_text:
             n_new = max(self.length(row) - self._first_new(row) for row in rows)
+            if self._is_captured:
+                return n_left if n_new <= n_left else self._shape.most_text
             n_left = min(n_new, *(self.length(row) for row in rows))
         behind: list[tuple[DraftRow, int]] = []
         for row in rows:

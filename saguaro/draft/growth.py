@@ -18,6 +18,7 @@ from saguaro.attention.step import Nodes, Step
 from saguaro.device.graphs import Mirror, as_float, bucket
 from saguaro.draft.chance import KEPT, LEAST, MOST, STRENGTH, Chances
 from saguaro.draft.inputs import Inputs
+from saguaro.draft.last_places import LastPlaces
 from saguaro.draft.planner import Planner
 from saguaro.draft.planner import Shape as PlanShape
 from saguaro.draft.ranking import Draws, Ranked, likeliest
@@ -431,23 +432,13 @@ class Growth:
 
     def _compute_text(self, rows: _Rows, n: int, picked: Picked, fan_out: Tensor | None) -> Ranked:
         """Compute the last n tokens of each text. Returns the children of the last, which is picked."""
-        text = rows.lines[:, TEXT]
-        device = text.device
-        positions = text[:, None] - n + torch.arange(n, device=device)
-        is_real = (positions >= rows.lines[:, NEW, None]) & (text > 0)[:, None]
-        kv_index = kv_indices_at(rows.pages, positions, is_real, self._cache.page_size)
-        kv_index = torch.where(is_real, kv_index, rows.scratch[:, None] + self.trees.unused)
-        starts = torch.arange(len(text) + 1, dtype=torch.int32, device=device) * n
-        rotary = self._inputs.rotary(positions.clamp(min=0), rows.lines[:, SHIFT])
-        each = (self._inputs.of_text(row.slot, len(row.text) - n, n) for row in self.requests)
-        features = [own for own in each if own is not None]
-        step = Step(
-            rows.lines[:, -n:].flatten(), rotary.flatten(), kv_index.flatten(),
-            starts[:0].long(), rows.pages, starts, text.int(), n, self._longest,
-            features=torch.cat(features) if features else None,
-        )  # fmt: skip
+        lines, unused = rows.lines, rows.scratch + self.trees.unused
+        facts = (lines[:, SLOT], lines[:, TEXT], lines[:, SHIFT], lines[:, NEW])
+        step = LastPlaces(lines[:, -n:], *facts, rows.pages, unused).step(
+            self._inputs, self._cache.page_size, self._longest
+        )
         hidden = self._runner.hidden(step)[n - 1 :: n]
-        self._inputs.keep(rows.lines[:, SLOT], picked.place, hidden)
+        self._inputs.keep(lines[:, SLOT], picked.place, hidden)
         return self._rank(rows, hidden, picked, fan_out, lambda: [[[]] for _ in self.requests])
 
     def _compute(self, rows: _Rows, nodes: _Computed, fan_out: Tensor | None) -> Ranked:

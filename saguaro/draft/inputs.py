@@ -11,6 +11,13 @@ whose feature never arrived:
 
 The rotary position is that of the feature. A feature is dropped when its place is computed; of EAGLE-3 the last one is
 kept. Nodes of a tree are read with an EAGLE-3 draft's own state of the node above.
+
+The last features of every row are in a ring on the device, by position in the text, where captured functions find them:
+
+    position   5   6   7   8   9                 n_recent = 4
+    ring       8 | 9 | 6 | 7                     position p is at p % 4
+
+Of a text that is further behind, they are held in another tensor until it is read.
 """
 
 from collections.abc import Sequence
@@ -20,15 +27,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from saguaro.device.graphs import to_device
 from saguaro.model.eagle import Eagle
 from saguaro.model.feature_draft import FeatureDraft
 from saguaro.model.transformer import Transformer
+from saguaro.types import Features
 
 
 class TextInputs(Protocol):
     """What a draft model reads texts with, and where they begin for it. Positions are those of the text."""
 
     first: int  # position of the first token that has a place
+    reads_features: bool
 
     def retire(self, slots: Sequence[int]) -> None:
         """Drop these rows. Unknown slots are ignored."""
@@ -36,6 +46,9 @@ class TextInputs(Protocol):
     def put(self, slot: int, start: int, values: Tensor, needed: int) -> int:  # [n, F]
         """Add a row's features from position `start` on; needed: position of the first that is not read yet. Returns
         how many are lost."""
+
+    def put_recent(self, features: Features) -> None:
+        """Put the last of these features of each row into the ring, after `put` of all of them."""
 
     def n_ready(self, slot: int, n: int, shift: int, n_computed: int) -> int:
         """How many of a text's n places can be computed, or are."""
@@ -45,6 +58,9 @@ class TextInputs(Protocol):
 
     def of_text(self, slot: int, first: int, n: int) -> Tensor | None:  # [n, D]
         """What the tokens from position `first` on are read with; 0 for what is not held."""
+
+    def of_places(self, slots: Tensor, places: Tensor, shift: Tensor) -> Tensor | None:  # [B], [B, n], [B]
+        """What these places are read with, from the ring [B * n, D]; anything finite for those that it lacks."""
 
     def positions(self, places: Tensor, shift: Tensor) -> Tensor:  # [B, n], [B]
         """Positions in the text."""
@@ -68,7 +84,7 @@ class Inputs(TextInputs, Protocol):
 class TokenInputs:
     """A language model: tokens are all that it reads."""
 
-    first, nodes_are_text = 0, True
+    first, nodes_are_text, reads_features = 0, True, False
 
     def retire(self, slots: Sequence[int]) -> None:
         """Nothing is kept."""
@@ -76,6 +92,9 @@ class TokenInputs:
     def put(self, slot: int, start: int, values: Tensor, needed: int) -> int:
         """Features are not read."""
         return 0
+
+    def put_recent(self, features: Features) -> None:
+        """Features are not read."""
 
     def n_ready(self, slot: int, n: int, shift: int, n_computed: int) -> int:
         """All."""
@@ -86,6 +105,10 @@ class TokenInputs:
         return text
 
     def of_text(self, slot: int, first: int, n: int) -> Tensor | None:
+        """Nothing."""
+        return None
+
+    def of_places(self, slots: Tensor, places: Tensor, shift: Tensor) -> Tensor | None:
         """Nothing."""
         return None
 
@@ -110,20 +133,22 @@ class _Held:
     """Features of consecutive tokens of a text."""
 
     start: int  # position of the first
-    values: Tensor  # [n, F]
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.values)
+    end: int
+    values: Tensor | None  # [n, F]; None: the ring has them all
 
 
 class FeatureTexts:
     """Features of a target, of texts: those of the token before each place, or of its own token."""
 
-    def __init__(self, model: FeatureDraft, first: int) -> None:
-        """first: 1: a place is read with the feature of the token before; 0: with that of its own token."""
+    reads_features = True
+
+    def __init__(self, model: FeatureDraft, first: int, *, n_slots: int, n_recent: int) -> None:
+        """first: 1: a place is read with the feature of the token before; 0: with that of its own token. n_recent:
+        features of a row in the ring: one more than the last places that a captured function computes."""
         self.first, self._model = first, model
         self._held: dict[int, _Held] = {}
+        shape = n_slots, n_recent, model.reads.n_features
+        self._ring = torch.zeros(shape, device=model.device, dtype=model.dtype)
 
     def retire(self, slots: Sequence[int]) -> None:
         """See TextInputs."""
@@ -131,16 +156,37 @@ class FeatureTexts:
             self._held.pop(slot, None)
 
     def put(self, slot: int, start: int, values: Tensor, needed: int) -> int:
-        """See TextInputs. What is computed is dropped. Numbers that are not finite, of a damaged target, become 0, so
-        that they do not reach other rows."""
-        held, values = self._held.get(slot), values.nan_to_num(0.0, 0.0, 0.0)
+        """See TextInputs. What is computed is dropped."""
+        held, end = self._held.get(slot), start + len(values)
         if held is not None and held.end == start:
-            kept = held.values[max(0, needed - held.start) :]
-            self._held[slot] = _Held(start - len(kept), torch.cat((kept, values)))
-            return 0
-        n_known = min(len(values), max(0, needed - start))
-        self._held[slot] = _Held(start + n_known, values[n_known:])
-        return max(0, start - needed)
+            n_lost, first = 0, max(held.start, min(needed, start))
+        else:
+            held, n_lost, first = None, max(0, start - needed), max(start, min(needed, end))
+        if end - first <= self._ring.shape[1]:
+            self._held[slot] = _Held(first, end, None)
+        elif held is None or first == start:
+            self._held[slot] = _Held(first, end, self._finite(values[first - start :]))
+        else:
+            kept = self._values(slot, held, first, start)
+            self._held[slot] = _Held(first, end, torch.cat((kept, self._finite(values))))
+        return n_lost
+
+    def put_recent(self, features: Features) -> None:
+        """See TextInputs."""
+        n_recent, first = self._ring.shape[1], 0
+        slots: list[int] = []
+        places: list[int] = []
+        taken: list[int] = []
+        facts = (each.tolist() for each in (features.slots, features.start, features.length))
+        for slot, start, n in zip(*facts, strict=True):
+            last = range(max(0, n - n_recent), n)
+            slots += [slot] * len(last)
+            places += [(start + at) % n_recent for at in last]
+            taken += [first + at for at in last]
+            first += n
+        at = to_device([slots, places, taken], self._ring.device)
+        values = features.values.to(self._ring.device).index_select(0, at[2])
+        self._ring[at[0], at[1]] = self._finite(values)
 
     def n_ready(self, slot: int, n: int, shift: int, n_computed: int) -> int:
         """See TextInputs. With features of its own tokens alone, the last token needs none: it is not text yet."""
@@ -149,23 +195,20 @@ class FeatureTexts:
         return n if not self.first and known == n - 1 else known
 
     def keys(self, text: list[int]) -> list[int]:
-        """The tokens. If the first has no place: from the second on; the first, on which every feature depends, is part
-        of the second's key.
-
-        >>> FeatureTexts(None, 1).keys([1, 2, 3]) == [2**32 + 2, 3], FeatureTexts(None, 0).keys([1, 2])
-        (True, [1, 2])
-        """
-        if not self.first:
-            return text
-        return [(text[0] << 32) | text[1], *text[2:]] if len(text) > 1 else []
+        """See keys_from."""
+        return keys_from(self.first, text)
 
     def of_text(self, slot: int, first: int, n: int) -> Tensor | None:
         """See TextInputs."""
         held, first = self._held[slot], first - self.first
         n_before = min(n, max(0, held.start - first))
-        begin = first + n_before - held.start
-        states = self._model.read_features(held.values[begin : begin + n - n_before])
+        states = self._model.read_features(self._values(slot, held, first + n_before, first + n))
         return torch.cat((states.new_zeros(n_before, states.shape[1]), states)) if n_before else states
+
+    def of_places(self, slots: Tensor, places: Tensor, shift: Tensor) -> Tensor | None:
+        """See TextInputs."""
+        at = (places + shift[:, None] - self.first) % self._ring.shape[1]
+        return self._model.read_features(self._ring[slots[:, None], at].flatten(0, 1))
 
     def positions(self, places: Tensor, shift: Tensor) -> Tensor:
         """See TextInputs."""
@@ -175,14 +218,26 @@ class FeatureTexts:
         """See TextInputs: the position of the feature."""
         return (places + shift[:, None] - self.first).clamp(min=0)
 
+    def _values(self, slot: int, held: _Held, start: int, end: int) -> Tensor:  # [end - start, F]
+        """Features that are held, from the position `start` on."""
+        if held.values is not None:
+            return held.values[start - held.start : end - held.start]
+        at = torch.arange(start, end, device=self._ring.device) % self._ring.shape[1]
+        return self._ring[slot].index_select(0, at)
+
+    def _finite(self, values: Tensor) -> Tensor:
+        """As they are kept. Numbers that are not finite, of a damaged target, become 0, so that they do not reach other
+        rows."""
+        return values.to(self._ring.device, self._ring.dtype).nan_to_num(0.0, 0.0, 0.0)
+
 
 class FeatureInputs(FeatureTexts):
     """An EAGLE-3 draft: features of its target for text, its own states for nodes."""
 
     nodes_are_text = False
 
-    def __init__(self, model: Eagle, n_slots: int, n_places: int) -> None:
-        super().__init__(model, first=1)
+    def __init__(self, model: Eagle, *, n_slots: int, n_places: int, n_recent: int) -> None:
+        super().__init__(model, first=1, n_slots=n_slots, n_recent=n_recent)
         self._eagle = model
         # [slots, places, D]: what children of the node at a place are read with
         self._states = torch.zeros(n_slots, n_places, model.spec.hidden, device=model.device, dtype=model.dtype)
@@ -196,6 +251,20 @@ class FeatureInputs(FeatureTexts):
         self._states[slots[:, None], places] = self._eagle.state_of(hidden).view(*places.shape, -1)
 
 
-def inputs_of(model: Transformer, n_slots: int, n_places: int) -> Inputs:
-    """What this model reads to grow trees, of so many rows with trees of so many places."""
-    return FeatureInputs(model, n_slots, n_places) if isinstance(model, Eagle) else TokenInputs()
+def keys_from(first: int, text: list[int]) -> list[int]:
+    """The tokens. If the first has no place: from the second on; the first, on which every feature depends, is part of
+    the second's key.
+
+    >>> keys_from(1, [1, 2, 3]) == [2**32 + 2, 3], keys_from(0, [1, 2])
+    (True, [1, 2])
+    """
+    if not first:
+        return text
+    return [(text[0] << 32) | text[1], *text[2:]] if len(text) > 1 else []
+
+
+def inputs_of(model: Transformer, *, n_slots: int, n_places: int, n_recent: int) -> Inputs:
+    """What this model reads to grow trees, of so many rows with trees of so many places; n_recent: see FeatureTexts."""
+    if isinstance(model, Eagle):
+        return FeatureInputs(model, n_slots=n_slots, n_places=n_places, n_recent=n_recent)
+    return TokenInputs()

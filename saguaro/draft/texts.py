@@ -3,13 +3,16 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from saguaro.attention.step import Segment, make_step
+from saguaro.device.graphs import Graphs, SideStream
 from saguaro.draft.inputs import TextInputs
+from saguaro.draft.last_places import Behind, CatchUp
 from saguaro.draft.rows import DraftRow
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.memory import KVCache, KVPlan
@@ -45,18 +48,27 @@ class DraftTexts:
         *,
         inputs: TextInputs,
         n_after: int,
+        max_rows: int,
         kernels: Kernels | None = None,
         n_scratch: int = 0,
     ) -> None:
-        """n_after: tokens that may follow a text on its pages; n_scratch: further KV places, behind all pages."""
+        """n_after: tokens that may follow a text on its pages; n_scratch: further KV places, behind all pages. With
+        kernels, steps are captured."""
         self._model, self.inputs, self._n_after = model, inputs, n_after
         self.longest = min(kv.longest, model.spec.max_length)
         self.pool = PagePool(kv.n_pages, kv.page_size)
         self.scratch = kv.n_pages * kv.page_size  # KV index of the first place that is on no page
         longest = kv.longest
-        kv = KVPlan(kv.n_pages - (-n_scratch // kv.page_size), kv.page_size, kv.bytes_per_token, kv.max_length)
+        n_more = n_scratch + 1  # and a place that nothing reads
+        kv = KVPlan(kv.n_pages - (-n_more // kv.page_size), kv.page_size, kv.bytes_per_token, kv.max_length)
         self.cache = KVCache(kv, model.spec, model.device, model.dtype)
         self.runner = make_runner(model, self.cache, kernels, longest)
+        self._stream, self._graphs = SideStream(model.device), Graphs(model.device)
+        self._catches_up = None  # a language model computes text within its drafts
+        if inputs.reads_features and kernels is not None:
+            unused = self.scratch + n_scratch
+            sizes = {"n": n_after, "max_rows": max_rows, "longest": self.longest, "unused": unused}
+            self._catches_up = CatchUp(self.runner, inputs, self._graphs, **sizes)
         self.trunks: dict[int, Trunk] = {}
         self._pace = StepCost()  # of reading texts
 
@@ -87,12 +99,21 @@ class DraftTexts:
 
     def receive(self, features: Features | None) -> None:
         """Keep what the target computed of texts, if the model reads it."""
-        for slot, start, values in () if features is None else features.rows():
-            trunk = self.trunks.get(slot)
-            if trunk is not None:
-                if trunk.shift == self.inputs.first and start > self._needed(trunk):
-                    self._match_again(trunk)
-                trunk.shift += self.inputs.put(slot, start, values, self._needed(trunk))
+        if features is None or not self.inputs.reads_features:
+            return
+        self._stream.take(features.values)
+        with self.working():
+            for slot, start, values in features.rows():
+                trunk = self.trunks.get(slot)
+                if trunk is not None:
+                    if trunk.shift == self.inputs.first and start > self._needed(trunk):
+                        self._match_again(trunk)
+                    trunk.shift += self.inputs.put(slot, start, values, self._needed(trunk))
+            self.inputs.put_recent(features)
+
+    def working(self) -> AbstractContextManager[object]:
+        """Where the draft computes: on its stream of a GPU, or on the library's threads."""
+        return self.runner.threads() if self.runner.is_native else self._stream()
 
     def length(self, row: DraftRow) -> int:
         """Places of a row's text. The last token has the last one."""
@@ -143,6 +164,16 @@ class DraftTexts:
             step = replace(step, positions=rotary, features=torch.cat(features))
         self.runner.hidden(step)
 
+    def catch_up(self, rows: Sequence[DraftRow]) -> None:
+        """Compute the places of these texts that can be computed now, but the last."""
+        behind = [(row, n) for row in rows if (n := self.n_behind(row)) > 0]
+        most = 0 if self._catches_up is None else self._catches_up.n
+        far, near = ([(row, n) for row, n in behind if (n <= most) == is_near] for is_near in (False, True))
+        if far:
+            self.compute(far)
+        if near and self._catches_up is not None:
+            self._catches_up([self._behind(row, n) for row, n in near])
+
     def ready(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
         """The rows that are nearly computed and have room."""
         return [row for row in rows if self.is_near(row) and self.reserve(row)]
@@ -163,6 +194,14 @@ class DraftTexts:
         """Reserve pages for the text and the speculation after it. False if there are none."""
         n_tokens = len(row.text) + self._n_after
         return n_tokens <= self.longest and self.pool.reserve(self.trunks[row.slot].table, n_tokens)
+
+    def _behind(self, row: DraftRow, n: int) -> Behind:
+        """The next n places of a text, which count as computed from now on."""
+        trunk = self.trunks[row.slot]
+        n_computed, shift = trunk.n_computed, trunk.shift
+        trunk.n_computed += n
+        tokens = row.text[max(0, n_computed + shift) : trunk.n_computed + shift]
+        return Behind(row.slot, trunk.table.pages, tokens, n_computed, n, shift)
 
     def _n_ready(self, row: DraftRow) -> int:
         """Places of a row's text that can be computed, or are."""

@@ -22,6 +22,7 @@ from saguaro.config import DraftConfig, EngineConfig, format_bytes
 from saguaro.device.affinity import Affinity, rank_affinities, split_cores, usable_cores
 from saguaro.device.graphs import bucket, captured_sizes, guard
 from saguaro.device.machine import device_model
+from saguaro.draft.block_pass import MOST_TOKENS
 from saguaro.draft.load import features_read, load_draft
 from saguaro.draft.policy.kept import KeptFile, file_name
 from saguaro.engine.placement import Placed, Placement, Rates, choose_placement, rates_of
@@ -214,7 +215,20 @@ class Assembly:
             n_bytes += 2 * 4 * rows * max(shape.width, shape.budget) * draft.spec.n_vocab
             if self.method.verification == "rejection":
                 n_bytes += 4 * n_places * draft.spec.n_vocab
+        if self.reads is not None:
+            n_bytes += self._of_features(self.reads, draft, most, rows)
         return n_bytes + 2**30  # kept by CUDA, libraries and captured graphs
+
+    def _of_features(self, reads: FeatureSpec, draft: Transformer | None, most: int, rows: int) -> int:
+        """Bytes of features: of a captured step's tokens and the accepted ones of every batch size, of an eager step's
+        tokens, and those that the draft keeps, with its own states; and of the logits of blocks."""
+        config, itemsize = self.config, self.target.model.dtype.itemsize
+        n_bytes = reads.n_features * itemsize * (4 * most + 3 * config.max_batch_tokens)
+        if draft is not None:
+            shape = draft_shape(self._draft_config(0))
+            kept = (shape.most_text + 1) * reads.n_features + (shape.places + 1) * draft.spec.hidden
+            n_bytes += (rows + 1) * kept * draft.dtype.itemsize + 2 * 4 * MOST_TOKENS * draft.spec.n_vocab
+        return n_bytes
 
     def _verifier(self, kv: KVPlan, scheduler: Scheduler) -> Verifier:
         model = self.target.model
@@ -329,13 +343,6 @@ class Assembly:
         reads = self.given.reads if self.given is not None else features_read(self._draft_name(), model.spec)
         if reads is None:
             return None
-        on = model.device if config.draft_device == "auto" else find_device("draft_device", config.draft_device)
-        for name, device in (("device", model.device), ("draft_device", on)):
-            if device.type != "cpu":
-                raise ConfigError(
-                    f"{name} is {device}, and the draft {config.draft} reads features of its target, which captured "
-                    "steps on a GPU do not return; set device and draft_device to cpu, or use another draft"
-                )
         if self.verifier is not None:
             raise ConfigError(f"the draft {config.draft} reads features of its target; a replayed target has none")
         if reads.most_drafted is not None and config.lookahead > reads.most_drafted:

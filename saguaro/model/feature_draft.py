@@ -21,6 +21,8 @@ AS_IT_IS = nn.Identity()  # the norm of what is normed already
 class FeatureDraft(Transformer):
     """A transformer that also reads features."""
 
+    reads: FeatureSpec
+
     def __init__(
         self,
         reads: FeatureSpec,

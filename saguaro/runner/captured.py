@@ -3,6 +3,8 @@
 Rows are left-padded: the text's last token and the speculation fill the last of a row's N + 1 positions
 (attention.paged). The host writes one line of numbers per row and waits once for what was found.
 
+If a draft reads features, they are gathered here too: of the text's last token and of the accepted ones of every row.
+
 If a step has as many nodes per row as its depth, all rows are chains. If it has more, all rows are trees; a chain is
 written as the tree that it is.
 """
@@ -10,7 +12,7 @@ written as the tree that it is.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from torch import Tensor
 from saguaro.algo.tree import nodes_at
 from saguaro.attention.paged import StepTrees, left_padded, left_padded_trees
 from saguaro.attention.step import Segment, Step
-from saguaro.device.graphs import Graphs, Mirror, Moment, bucket
+from saguaro.device.graphs import Graphs, Mirror, Moment, bucket, to_device
 from saguaro.kv.memory import KVCache
 from saguaro.kv.tables import PageTables
 
@@ -35,6 +37,13 @@ class Computed:
     facts: Tensor  # [R, facts] int64: of the segments
     columns: Tensor  # [N + 1] int64: 0..N
     logits: Tensor  # [R * (N + 1), V]
+
+
+class Decided(NamedTuple):
+    """What follows a step."""
+
+    found: Tensor  # [R, up to n_found] int64: for the host
+    taken: Tensor  # [R, D + 1] int64: columns of the text's last token and of the accepted tokens, then any others
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class Follow(Protocol):
     def write(self, rows: Sequence[Segment], width: int) -> None:
         """Before the step: write what these rows tell to the tables; a row has so many positions."""
 
-    def __call__(self, at: Computed) -> Tensor:  # [R, up to n_found]
+    def __call__(self, at: Computed) -> "Decided":
         """A function of tensors, which is captured."""
 
 
@@ -65,6 +74,7 @@ class Followed:
     """A captured step that runs, and what follows it."""
 
     n_rows: int
+    features: Tensor | None  # [R, D + 1, F] of the tokens taken; valid until the next step; None: there are no taps
     _found: Mirror  # [rows, n_found] int64
     _began: Moment
     _done: Moment
@@ -104,7 +114,11 @@ class CapturedSteps:
         self._found = Mirror((size, n_found), torch.int64, device)
         self._starts = torch.arange(size + 1, dtype=torch.int32, device=device)
         self._columns = torch.arange(self._nodes + 1, device=device)
-        self._logits: dict[int, Tensor] = {}  # by batch size: [rows * (N + 1), V], valid until the next step
+        # By batch size, valid until the next step: of all tokens [rows * (N + 1), V] and [rows * (N + 1), F], and
+        # features of the tokens taken [rows, D + 1, F].
+        self._logits: dict[int, Tensor] = {}
+        self._features: dict[int, Tensor] = {}
+        self._taken: dict[int, Tensor] = {}
         self._host = self._lines.host.numpy()
 
     def takes(self, rows: Sequence[Segment], is_followed: bool) -> bool:
@@ -119,8 +133,8 @@ class CapturedSteps:
             return all(row.parents is None for row in rows)
         return is_followed or all(row.depth <= self._depth for row in rows)
 
-    def replay(self, compute: Callable[[Step], Tensor], rows: Sequence[Segment], size: int) -> None:
-        """Launch the step of this batch size for these rows, padded; `compute` gives the logits of all its tokens."""
+    def replay(self, compute: "Compute", rows: Sequence[Segment], size: int) -> None:
+        """Launch the step of this batch size for these rows, padded."""
         self._tables.write((row.slot, row.pages) for row in rows)
         n = self._nodes_at(size)
         self._follow.write(rows, n + 1)
@@ -134,14 +148,24 @@ class CapturedSteps:
         """What follows the last step, of so many rows."""
         self._found.fetch(n_rows)
         self._done.mark()
-        return Followed(n_rows, self._found, self._began, self._done)
+        taken = self._taken.get(bucket(n_rows))
+        return Followed(n_rows, None if taken is None else taken[:n_rows], self._found, self._began, self._done)
 
-    def logits(self, rows: Sequence[Segment]) -> Tensor:  # [L, V]
+    def computed(self, rows: Sequence[Segment]) -> tuple[Tensor, Tensor | None]:  # [T, V], [T, F]
+        """The logits after each token of the last step's rows, and the features of the tokens."""
+        at, features = self._places(rows), self._features.get(bucket(len(rows)))
+        logits = self._logits[bucket(len(rows))].index_select(0, at)
+        return logits, None if features is None else features.index_select(0, at)
+
+    def logits(self, rows: Sequence[Segment]) -> Tensor:  # [T, V]
         """The logits after each token of the last step's rows."""
+        return self._logits[bucket(len(rows))].index_select(0, self._places(rows))
+
+    def _places(self, rows: Sequence[Segment]) -> Tensor:  # [T]
+        """Where the tokens of these rows are in the step."""
         width = self._nodes_at(len(rows)) + 1
         wanted = [at for row, one in enumerate(rows) for at in range((row + 1) * width)[-len(one.tokens) :]]
-        logits = self._logits[bucket(len(rows))]
-        return logits.index_select(0, torch.tensor(wanted, device=logits.device))
+        return to_device(wanted, self._columns.device)
 
     def _nodes_at(self, n_rows: int) -> int:
         """Nodes per row of the step for this batch size; chains only, if not more than the depth."""
@@ -155,7 +179,7 @@ class CapturedSteps:
             line += [*parents, *[-1] * (n - len(parents))]
         return line
 
-    def _step(self, compute: Callable[[Step], Tensor], size: int) -> None:
+    def _step(self, compute: "Compute", size: int) -> None:
         """Lay out the lines, compute the logits, and do what follows."""
         most, first = self._nodes_at(size), self._first
         lines, starts = self._lines.device[:size], self._starts[: size + 1] * (most + 1)
@@ -167,6 +191,14 @@ class CapturedSteps:
             step = left_padded(tokens, *where)
         else:
             step, trees = left_padded_trees(tokens, parent, *where, self._depth)
-        logits = self._logits[size] = compute(step)
-        found = self._follow(Computed(step, trees, n, lines[:, FACTS:first], self._columns[: most + 1], logits))
+        logits, features = compute(step)
+        self._logits[size] = logits
+        found, taken = self._follow(Computed(step, trees, n, lines[:, FACTS:first], self._columns[: most + 1], logits))
         self._found.device[:size, : found.shape[1]] = found
+        if features is not None:
+            self._features[size] = features
+            at = taken + starts[:-1, None]
+            self._taken[size] = features.index_select(0, at.flatten()).view(*at.shape, -1)
+
+
+Compute = Callable[[Step], tuple[Tensor, Tensor | None]]  # -> logits [T, V] and features [T, F] of all tokens

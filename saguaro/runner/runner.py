@@ -33,7 +33,7 @@ class Runner:
     """A model, its attention backend, its matrix products (by=None: the model's own), and where there are any its
     captured steps, or all its layers as one native call.
 
-    taps: the layers whose input is returned beside the logits (model.transformer.Taps); captured steps have none.
+    taps: the layers whose input is returned beside the logits (model.transformer.Taps).
     """
 
     def __init__(
@@ -46,7 +46,6 @@ class Runner:
         native: NativeForward | None = None,
         taps: Sequence[int] = (),
     ) -> None:
-        assert not (taps and captured), "captured steps do not return features"
         self.model, self.cache, self.attention, self.by = model, cache, attention, by
         self._captured, self._native, self._taps = captured, native, taps
 
@@ -88,7 +87,10 @@ class Runner:
         """Run a step of these rows: a captured one with what follows it, if there is one and `is_followed`."""
         if self._captured is not None and self._captured.takes(rows, is_followed):
             self._captured.replay(self._compute, rows, bucket(len(rows)))
-            return self._captured.followed(len(rows)) if is_followed else Ran(self._captured.logits(rows), None, None)
+            if is_followed:
+                return self._captured.followed(len(rows))
+            logits, features = self._captured.computed(rows)
+            return Ran(logits, None, features)
         step = make_step(rows, self.cache.page_size, self.device)
         taps = self._new_taps(len(step.tokens)) if self._taps else None
         hidden = self.hidden(step, taps)
@@ -128,8 +130,9 @@ class Runner:
         """Next-token logits of these hidden states: [L, D] -> [L, V] float32."""
         return self.model.logits(hidden, self.by)
 
-    def _compute(self, step: Step) -> Tensor:  # [T, V] float32
-        return self.logits(self.hidden(step))
+    def _compute(self, step: Step) -> tuple[Tensor, Tensor | None]:  # [T, V] float32, [T, F]
+        taps = self._new_taps(len(step.tokens)) if self._taps else None
+        return self.logits(self.hidden(step, taps)), None if taps is None else taps.into
 
     def _new_taps(self, n_tokens: int) -> Taps:
         width = len(self._taps) * self.model.spec.hidden

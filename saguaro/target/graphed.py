@@ -19,7 +19,7 @@ from saguaro.device.graphs import as_float, bucket, float_bits
 from saguaro.kernels.bundle import Kernels
 from saguaro.kernels.row_rules import CHANGED, Texts
 from saguaro.kv.memory import KVCache
-from saguaro.runner.captured import CapturedSteps, Computed, Room
+from saguaro.runner.captured import CapturedSteps, Computed, Decided, Room
 from saguaro.target.request import Request
 from saguaro.target.rules import Decision
 from saguaro.target.tables import RuleTables, room_for
@@ -58,8 +58,9 @@ class Decider:
         """See Follow."""
         self._tables.write(rows, width)
 
-    def __call__(self, at: Computed) -> Tensor:  # [R, 2], of trees [R, 2 + D]
-        """Choose, accept, and of trees move: n_accepted, bonus (or BROKEN); of trees also the path, then -1."""
+    def __call__(self, at: Computed) -> Decided:
+        """Choose, accept, and of trees move. Found [R, 2]: n_accepted, and bonus or BROKEN; of trees [R, 2 + D]: then
+        the path and -1."""
         size, width, grown = len(at.n), len(at.columns), at.trees
         chosen = self._choose(at)
         columns = from_left(at.n, at.columns)  # [R, N+1]
@@ -67,10 +68,11 @@ class Decider:
         drafted = at.step.tokens.view(size, width).gather(1, columns[:, 1:])  # [R, N]
         n = at.n.clamp(min=0)
         if grown is None:
-            return torch.stack(accept(targets, drafted, n), 1)
+            return Decided(torch.stack(accept(targets, drafted, n), 1), columns)
         n_accepted, path, bonus = accept_along(targets, drafted, grown.parent, n, grown.paths, grown.depth)
         self._cache.move(*moves(path, at.facts[:, DECIDES], at.n, grown))
-        return torch.cat((n_accepted[:, None], bonus[:, None], path), 1)
+        taken = columns.gather(1, F.pad(path + 1, (1, 0)))  # -1 and what is before the path: the text's last token
+        return Decided(torch.cat((n_accepted[:, None], bonus[:, None], path), 1), taken)
 
     def _choose(self, at: Computed) -> Tensor:  # [R * (N + 1)] int64
         """The target's token after every position. The kernels read a row's facts where its line has them."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from saguaro.algo.verification import BROKEN
 from saguaro.attention.sdpa import kv_indices
 from saguaro.attention.step import Segment
-from saguaro.device.graphs import guard
+from saguaro.device.graphs import guard, to_device
 from saguaro.runner.captured import Followed, Room
 from saguaro.runner.runner import Ran
 from saguaro.target.graphed import decision_of
@@ -44,12 +44,13 @@ class Pending:
     raw: Tensor | None = None  # [L, known V] unmodified logits, if logprobs are requested
     scored: tuple[tuple[TokenLogprobs, ...], ...] = ()  # [R] of prompt tokens, if requested
     threads: Callable[[], AbstractContextManager[None]] = nullcontext  # of the runner
-    features: Features | None = None  # of the text and the accepted tokens, if the draft reads them
+    features: Features | None = None  # of an eager step's text and accepted tokens, if the draft reads them
 
     def outcome(self) -> Outcome:
         """Wait for the result."""
         slots = torch.tensor(self.slots, dtype=torch.int64)
-        outcome = Outcome(slots, self.spec.length, *self._decision(), (), self.scored, self.features)
+        decision = self._decision()
+        outcome = Outcome(slots, self.spec.length, *decision, (), self.scored, self._read(decision))
         if self.raw is None:
             return outcome
         with self.threads():
@@ -64,6 +65,19 @@ class Pending:
             return decision_of(self.decided.wait(), self.spec)
         n_accepted, bonus, path = self.decided
         return n_accepted.cpu(), bonus.cpu(), None if path is None else path.cpu()
+
+    def _read(self, decision: Decision) -> Features | None:
+        """What the draft reads. Of a captured step it is copied, because the next step overwrites it."""
+        if not isinstance(self.decided, Followed) or self.decided.features is None:
+            return self.features
+        known: list[tuple[int, int, int]] = []
+        values: list[Tensor] = []
+        each = zip(self.batch.rows, self.slots, decision[0].tolist(), self.decided.features, strict=True)
+        for row, slot, n, own in each:
+            if row.request.speculates:
+                known.append((slot, row.start, 1 + n))
+                values.append(own[: 1 + n])
+        return _told(known, torch.cat(values) if values else self.decided.features[:0].flatten(0, 1))
 
     def _logprobs(self, outcome: Outcome, raw: Tensor) -> tuple[tuple[TokenLogprobs, ...], ...]:
         found: list[tuple[TokenLogprobs, ...]] = []
@@ -251,6 +265,10 @@ def _features(batch: Batch, segments: list[Segment], decision: Decision, compute
             places += [*range(first, end), *(end + node for node in own)]
             known.append((segment.slot, row.start, row.n_tokens + len(own)))
         first += len(segment.tokens)
+    return _told(known, computed.index_select(0, to_device(places, computed.device)))
+
+
+def _told(known: list[tuple[int, int, int]], values: Tensor) -> Features:
+    """Features of rows: slot, position of the first token and number of tokens of each."""
     slots, starts, lengths = torch.tensor(known, dtype=torch.int64).view(-1, 3).unbind(1)
-    taken = torch.tensor(places, dtype=torch.int64).to(computed.device)
-    return Features(slots, starts, lengths, computed.index_select(0, taken))
+    return Features(slots, starts, lengths, values)

@@ -3,15 +3,12 @@
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from saguaro import LLM, EngineConfig, Structured
-from saguaro.engine.assembly import Assembly
+from saguaro import LLM, Structured
 from saguaro.errors import ConfigError, UnsupportedModel
 from saguaro.link.apart import Timeouts
 from saguaro.model.tiny import write_tiny
@@ -138,13 +135,3 @@ def test_a_draft_for_another_target_is_refused_before_it_is_loaded(plain: LLM, t
     for link in ("inline", "process"):
         with pytest.raises(UnsupportedModel, match="was made for a target of 7 layers"):
             plain.sibling(**SETTINGS, draft=draft, link=link)
-
-
-def test_on_a_gpu_it_is_refused(plain: LLM, draft: str) -> None:
-    """The target only says that it is on one; nothing is computed."""
-    elsewhere = plain.engine.loaded.model.without([])
-    elsewhere.device = torch.device("cuda", 0)
-    loaded = replace(plain.engine.loaded, model=elsewhere)
-    assembly = Assembly(loaded, plain.engine.tokenizer, EngineConfig(draft=draft))
-    with pytest.raises(ConfigError, match=r"device is cuda:0, and the draft .* reads features of its target"):
-        _ = assembly.reads

@@ -154,11 +154,11 @@ def test_it_needs_a_target_that_computes(plain: LLM, head: str) -> None:
         _ = assembly.reads
 
 
-def test_on_a_gpu_it_is_refused(plain: LLM, head: str) -> None:
+def test_a_target_on_a_gpu_is_read_too(plain: LLM, head: str) -> None:
     """The target only says that it is on one; nothing is computed."""
     elsewhere = plain.engine.loaded.model.without([])
     elsewhere.device = torch.device("cuda", 0)
     loaded = replace(plain.engine.loaded, model=elsewhere)
     assembly = Assembly(loaded, plain.engine.tokenizer, EngineConfig(draft=head))
-    with pytest.raises(ConfigError, match=r"device is cuda:0, and the draft .* reads features of its target"):
-        _ = assembly.reads
+    assert assembly.reads is not None
+    assert assembly.reads.taps == (2, 3, 3)

@@ -148,7 +148,7 @@ def test_a_prepared_block_begins_with_the_bonus(
     bench.said.clear()
     side.prepare()
     assert isinstance(side.drafter, BlockDrafter)
-    blocks = side.drafter._ahead[0]
+    blocks = {added: side.drafter._block(said) for added, said in side.drafter._ahead[0].items()}
     assert len(blocks) == 8
     said = torch.cat(bench.said)
     for added, block in blocks.items():

@@ -24,6 +24,8 @@ from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.methods import METHODS
 from saguaro.model.transformer import Transformer
 from tests.draft.trees import Deepening
+from tests.round.dflashes import near_dflash
+from tests.round.eagles import near_eagle
 from tests.round.tabular import under
 from tests.round.test_conformance import N_REQUESTS, TREES, new_rig, variant
 from tests.target.test_round import new_model, new_requests
@@ -149,6 +151,18 @@ def test_of_every_method(method: str, watch: _Watch, target: Transformer, draft:
 def test_of_rejection(growth: str, watch: _Watch, target: Transformer, draft: Transformer) -> None:
     parts = replace(under("rejection", "saguaro"), growth=growth)
     rig = new_rig(parts, target, draft, lookahead=3, budget=4, kernels=_kernels(watch))
+    rig.run(new_requests(n=N_REQUESTS))
+    assert watch.n_runs > 10
+
+
+@pytest.mark.parametrize(("method", "verification"), [("swiftspec trees", "shared"), ("ssd-uniform", "rejection")])
+@pytest.mark.parametrize("near", [near_eagle, near_dflash])
+def test_of_drafts_that_read_features(
+    near: Callable[[Transformer], Transformer], method: str, verification: str, watch: _Watch, target: Transformer
+) -> None:
+    parts, given = variant(method)
+    parts = replace(parts, verification=verification)
+    rig = new_rig(parts, target, near(target), **given, lookahead=3, budget=4, kernels=_kernels(watch))
     rig.run(new_requests(n=N_REQUESTS))
     assert watch.n_runs > 10
 

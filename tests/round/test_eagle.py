@@ -21,8 +21,7 @@ from saguaro.config import SamplingParams
 from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.policy import learnt
 from saguaro.draft.rows import DraftRow
-from saguaro.errors import ConfigError
-from saguaro.kernels.bundle import plain_kernels
+from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.link.inline import Inline
 from saguaro.model.eagle import Eagle
 from saguaro.model.transformer import Taps, Transformer
@@ -35,7 +34,7 @@ from tests.model.eagle_reference import watched
 from tests.round.eagles import TAPS, calm_model, near_eagle, random_eagle
 from tests.round.tabular import Clock, under
 from tests.round.test_conformance import MODEL_VARIANTS, N_REQUESTS, Rig, new_rig, variant
-from tests.target.test_round import N_KNOWN, SPEC, Written, new_requests, true_logits, true_output
+from tests.target.test_round import N_KNOWN, SPEC, STYLES, Written, new_requests, true_logits, true_output
 
 
 @pytest.fixture(autouse=True)
@@ -71,12 +70,17 @@ def accepted(rig: Rig, requests: Sequence[Request]) -> tuple[list[list[int]], in
     return [request.output for request in requests], n_accepted
 
 
+PLAIN = ("greedy", "warm")  # a captured draft knows temperatures, and no other rules
+ATTENDED = 1e-5  # the kernels' twins compute attention in float32
+
+
 class Checked(Inline):
     """What the draft says just in time is what one says that reads the whole text now, and so are its keys and values;
     after a preparation too."""
 
     target: Transformer
     draft: Eagle
+    tolerance = 1e-9
     n_checked = n_prepared = n_with_gaps = 0
 
     def speculate(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
@@ -116,7 +120,7 @@ class Checked(Inline):
         spec = side.respond(Outcome.nothing(), [0], [n])
         assert spec.source.tolist() == [DRAFT]
         ours, theirs = memory_of(self.side, row.slot), memory_of(side, 0)
-        assert torch.allclose(ours[:, : len(row.text) - 2], theirs[:, : len(row.text) - 2], atol=1e-9)
+        assert torch.allclose(ours[:, : len(row.text) - 2], theirs[:, : len(row.text) - 2], atol=self.tolerance)
         return spec
 
     def features(self, row: DraftRow) -> Tensor:
@@ -137,9 +141,9 @@ def memory_of(side: DraftSide, slot: int) -> Tensor:  # [layers, n, 2 * H_kv, d]
     return drafter.cache.memory[:, kv_index]
 
 
-def new_side(draft: Eagle, **settings: int) -> DraftSide:
+def new_side(draft: Eagle, kernels: Kernels | None = None, **settings: int) -> DraftSide:
     """A draft's side that drafts just in time."""
-    return methods.draft_side(new_config(N_KNOWN, **settings), draft)
+    return methods.draft_side(new_config(N_KNOWN, **settings), draft, kernels)
 
 
 @torch.inference_mode()
@@ -149,6 +153,20 @@ def whole(target: Transformer, text: Sequence[int]) -> Tensor:
     into = torch.empty(n, len(TAPS) * SPEC.hidden, dtype=torch.float64)
     target(torch.tensor(text[:n]), torch.arange(n), Written(n), None, Taps(TAPS, into))
     return into
+
+
+@pytest.mark.parametrize("method", ["sd", "ssd-uniform", "swiftspec", "ssd trees"])
+def test_captured_steps_give_the_true_tokens(
+    method: str, target: Transformer, near: Eagle, truth: list[list[int]]
+) -> None:
+    """As on a GPU, but that nothing is captured: of the target, and of the draft."""
+    parts, trees = variant(method)
+    rig = new_rig(parts, target, near, **trees, kernels=plain_kernels())
+    assert rig.round.verifier.runs_ahead
+    outputs, n_accepted = accepted(rig, new_requests(n=N_REQUESTS))
+    assert outputs == truth
+    assert n_accepted > 0, "it is right now and then"
+    assert bool(rig.sources["cache"]) == parts.prepares
 
 
 @pytest.mark.parametrize("method", MODEL_VARIANTS)
@@ -186,19 +204,31 @@ def test_preemption_changes_nothing(
     assert rig.scheduler.n_preemptions > 0
 
 
-@pytest.mark.parametrize(("method", "n_pages"), [("sd", 14), ("ssd-uniform", 300), ("swiftspec", 14)])
+@pytest.mark.parametrize(
+    ("method", "n_pages", "is_captured"),
+    [
+        ("sd", 14, False),
+        ("ssd-uniform", 300, False),
+        ("swiftspec", 14, False),
+        ("sd", 14, True),
+        ("ssd-uniform", 300, True),
+        ("swiftspec", 14, True),
+    ],
+)
 def test_what_is_drafted_is_what_a_draft_says_that_reads_the_whole_text(
-    method: str, n_pages: int, target: Transformer, near: Eagle, truth: list[list[int]]
+    method: str, n_pages: int, is_captured: bool, target: Transformer, near: Eagle
 ) -> None:
-    """In company, after hits, with prompts in parts; rows are preempted, and the second time their pages are cached."""
+    """In company, after hits, with prompts in parts; rows are preempted, and the second time their pages are cached.
+    What captured steps say is what eager ones do."""
     sizes: dict[str, Any] = {"n_pages": n_pages, "max_tokens": 24, "lookahead": 3}
-    rig = new_rig(variant(method)[0], target, near, link=Checked, **sizes)
+    kernels, styles = (plain_kernels(), PLAIN) if is_captured else (None, tuple(STYLES))
+    rig = new_rig(variant(method)[0], target, near, link=Checked, kernels=kernels, **sizes)
     link = rig.round.draft
     assert isinstance(link, Checked)
-    link.target, link.draft = target, near
+    link.target, link.draft, link.tolerance = target, near, ATTENDED if is_captured else link.tolerance
+    true = [true_output(target, request) for request in new_requests(styles, n=N_REQUESTS, max_tokens=8)]
     for _ in range(2):
-        requests = new_requests(n=N_REQUESTS, max_tokens=8)
-        assert rig.run(requests) == [output[:8] for output in truth]
+        assert rig.run(new_requests(styles, n=N_REQUESTS, max_tokens=8)) == true
     assert link.n_checked > 30
     assert bool(link.n_prepared) == (method != "sd")
     assert link.n_with_gaps < link.n_checked
@@ -214,26 +244,28 @@ class Forgets(Inline):
         return self.n_rounds % 7 == 0
 
 
+@pytest.mark.parametrize("kernels", [None, plain_kernels()], ids=["eager", "captured"])
 @pytest.mark.parametrize("method", ["sd", "ssd-uniform"])
 def test_a_draft_that_lost_features_goes_on_without_them(
-    method: str, target: Transformer, near: Eagle, truth: list[list[int]]
+    method: str, kernels: Kernels | None, target: Transformer, near: Eagle, truth: list[list[int]]
 ) -> None:
     """What the target computed meanwhile is a gap in the text; after it the draft is of use at once."""
-    rig = new_rig(variant(method)[0], target, near, link=Forgets)
+    rig = new_rig(variant(method)[0], target, near, link=Forgets, kernels=kernels)
     outputs, n_accepted = accepted(rig, new_requests(n=N_REQUESTS))
     assert outputs == truth
     assert n_accepted > 10
     assert isinstance(rig.side.drafter, TreeDrafter)
 
 
+@pytest.mark.parametrize("kernels", [None, plain_kernels()], ids=["eager", "captured"])
 @torch.inference_mode()
-def test_after_a_gap_positions_are_those_of_the_text(target: Transformer, near: Eagle) -> None:
+def test_after_a_gap_positions_are_those_of_the_text(kernels: Kernels | None, target: Transformer, near: Eagle) -> None:
     """A row whose first features are lost computes what one does that never had those tokens, and is drafted with the
     noise of its own positions."""
     text, said = [5, 9, 2, 7, 7, 1, 30, 12, 4], dict[int, list[Tensor]]({0: [], 3: []})
     features, none = whole(target, text), one(0)
     for lost in said:
-        side, own = new_side(near), text[3 - lost :]
+        side, own = new_side(near, kernels), text[3 - lost :]
         assert isinstance(side.drafter, TreeDrafter)
         side.drafter.runner.logits = watched(side.drafter.runner.logits, said[lost])  # type: ignore[assignment]
         side.admit([Joined(0, own, 1, 3, SamplingParams(temperature=1.0))])
@@ -247,22 +279,33 @@ def test_after_a_gap_positions_are_those_of_the_text(target: Transformer, near: 
     assert torch.allclose(said[0][0], said[3][0], atol=1e-5)
 
 
+@pytest.mark.parametrize("kernels", [None, plain_kernels()], ids=["eager", "captured"])
 @pytest.mark.parametrize("method", ["sd", "saguaro", "ssd-uniform"])
-def test_rejection_at_temperature_0_gives_the_true_tokens(method: str, target: Transformer, near: Eagle) -> None:
+def test_rejection_at_temperature_0_gives_the_true_tokens(
+    method: str, kernels: Kernels | None, target: Transformer, near: Eagle
+) -> None:
     requests = new_requests(["greedy"], n=N_REQUESTS)
-    rig = new_rig(under("rejection", method), target, near, lookahead=3, budget=4)
+    rig = new_rig(under("rejection", method), target, near, lookahead=3, budget=4, kernels=kernels)
     assert rig.run(requests) == [true_output(target, request) for request in requests]
 
 
-@pytest.mark.parametrize(("method", "width"), [("sd", 1), ("ssd-uniform", 1), ("swiftspec", 2)])
+@pytest.mark.parametrize(
+    ("method", "width", "kernels"),
+    [
+        ("sd", 1, None),
+        ("ssd-uniform", 1, None),
+        ("swiftspec", 2, None),
+        pytest.param("swiftspec", 2, plain_kernels(), id="captured"),
+    ],
+)
 def test_rejection_at_temperature_1_keeps_the_targets_law(
-    method: str, width: int, target: Transformer, near: Eagle
+    method: str, width: int, kernels: Kernels | None, target: Transformer, near: Eagle
 ) -> None:
     """The second token of an output is the first that is speculated."""
     n, prompt = 600, [3, 14, 15]
     requests = [Request(f"r{i}", prompt, SamplingParams(max_tokens=3), 100 + i) for i in range(n)]
     sizes: dict[str, Any] = {"max_rows": 200, "max_tokens": 4000, "n_pages": 2000, "draft_tokens": 9000, "lookahead": 2}
-    rig = new_rig(under("rejection", method), target, near, width=width, n_more=2, **sizes)
+    rig = new_rig(under("rejection", method), target, near, width=width, n_more=2, kernels=kernels, **sizes)
     rig.run(requests)
     first = true_logits(target, prompt)[:N_KNOWN].double().softmax(-1)
     second = torch.stack([true_logits(target, [*prompt, t])[:N_KNOWN].double().softmax(-1) for t in range(N_KNOWN)])
@@ -274,8 +317,3 @@ def test_rejection_at_temperature_1_keeps_the_targets_law(
     statistic = sum((k - e) ** 2 / e for k, e in cells)
     assert (statistic - len(common)) / math.sqrt(2 * len(common)) < 3
     assert rig.sources["draft"] > 0
-
-
-def test_captured_steps_refuse_it(near: Eagle) -> None:
-    with pytest.raises(ConfigError, match="runs captured steps, which have none; set device and draft_device to cpu"):
-        methods.draft_side(new_config(N_KNOWN), near, plain_kernels())

@@ -29,13 +29,13 @@ from saguaro.target.request import Request
 from saguaro.types import Joined, Outcome, RoundEvent
 from tests.draft.config import new_config
 from tests.round.tabular import Clock, under
-from tests.round.test_conformance import BLOCKS, N_REQUESTS, VARIANTS, Rig, new_rig, variant
+from tests.round.test_conformance import N_REQUESTS, VARIANTS, Rig, new_rig, variant
 from tests.target.test_round import N_KNOWN, new_model, new_requests, true_output
 
 PREPARING = [name for name in VARIANTS if variant(name)[0].prepares]
 PLAIN = ("greedy", "warm")  # a captured draft knows temperatures, and no other rules
 KERNELS: dict[str, Callable[[], Kernels | None]] = {"eager": lambda: None, "captured": plain_kernels}
-KINDS = [(name, kind) for name in PREPARING for kind in KERNELS if kind == "eager" or name not in BLOCKS]
+KINDS = [(name, kind) for name in PREPARING for kind in KERNELS]
 
 
 class Moody(AlwaysPrepare):

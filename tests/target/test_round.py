@@ -176,6 +176,7 @@ def new_rig(
     max_tokens: int = 400,
     caching: bool = True,
     captured: tuple[int, int] | None = None,  # depth and nodes of trees: as on a GPU, but that nothing is captured
+    taps: Sequence[int] = (),
 ) -> Rig:
     plan = KVPlan(n_pages, page_size, SPEC.kv_bytes_per_token(torch.float64), SPEC.max_length)
     cache = KVCache(plan, SPEC, CPU, torch.float64)
@@ -195,7 +196,7 @@ def new_rig(
     if captured and kernels:
         sizes = {"longest": SPEC.max_length, "max_rows": max_rows, "depth": captured[0], "nodes": captured[1]}
         steps = captured_steps(kernels, cache, n_known=N_KNOWN, **sizes)
-    verifier = Verifier(make_runner(model, cache, kernels, SPEC.max_length, steps), rule, n_known=N_KNOWN)
+    verifier = Verifier(make_runner(model, cache, kernels, SPEC.max_length, steps, taps), rule, n_known=N_KNOWN)
     return Rig(scheduler, Round(scheduler, verifier, link or NullLink()))
 
 
