@@ -27,7 +27,7 @@ from saguaro.draft.policy.cost import MOST_SCALE
 from saguaro.draft.policy.kept import State, numbers
 from saguaro.draft.policy.learnt import Kind
 
-WARM_UP = 2  # rounds after a change that the caller does not count
+WARM_UP = 2  # rounds after a change that the caller does not count, at least
 FIRST, MOST_FIRST = 6, 48  # rounds per stretch before the better mode is known, and in total per mode
 SURE = 2  # standard errors for a significant difference
 VISIT = 4  # rounds per visit of the other mode
@@ -96,7 +96,9 @@ class Mode:
     def _luck(self, worth: Worth, n: float) -> float:
         """The standard error of the tokens of a speculation."""
         known = [(times / n, worth[kind]) for kind, times in self.made.items() if kind[1]]
-        return math.hypot(*(part * max(each.spread(), LEAST_SPREAD) / math.sqrt(max(each.n, 1)) for part, each in known))
+        return math.hypot(
+            *(part * max(each.spread(), LEAST_SPREAD) / math.sqrt(max(each.n, 1)) for part, each in known)
+        )
 
     def _fade(self, kept: float) -> None:
         self.seconds.fade(kept)
@@ -109,6 +111,7 @@ class Modes:
 
     is_alike: bool = True  # speculations of a kind are worth the same in both, so luck with them cancels out
     first: int = FIRST  # rounds of a stretch before the better mode is known
+    warm_up: float = WARM_UP  # rounds after a change to the second mode that are not counted
     ways: tuple[Mode, Mode] = field(default_factory=lambda: (Mode(), Mode()))  # without and with it
     best: bool | None = None  # the better mode, once known
     is_taken: bool = True  # the mode of this stretch
@@ -116,11 +119,12 @@ class Modes:
     loss: float = 0.0  # of the worse mode, relative to the better one's rate
     gap: int = LEAST_GAP  # rounds between visits
     n_left: int = 0  # rounds until the next visit
+    n_stayed: int = 0  # stretches by which a visit was extended
     is_kept: bool = False  # whether what was kept is not compared with a stretch yet
 
     def count(self, one: Round, worth: Worth, expected: float | None = None) -> None:
-        """Count a round of the current mode. At the end of a stretch, choose the next mode. expected: tokens per row and
-        second in the other mode, if they can be estimated before it is measured."""
+        """Count a round of the current mode. At the end of a stretch, choose the next mode. expected: tokens per row
+        and second in the other mode, if they can be estimated before it is measured."""
         self.rounds.append(one)
         if len(self.rounds) == self._length():
             if self.is_kept:
@@ -150,7 +154,7 @@ class Modes:
         """What a visit of the worse mode costs, in rounds of the better one."""
         better, worse = self.ways[bool(self.best)].seconds, self.ways[not self.best].seconds
         slower = worse.mean(1.0) / better.mean(1.0) if worse.n and better.n else 1.0
-        return (WARM_UP + VISIT) * self.loss * slower
+        return (self.warm_up + VISIT) * self.loss * slower
 
     def _length(self) -> int:
         if self.best is None:
@@ -190,15 +194,17 @@ class Modes:
         (without, error), (with_it, error_with) = (way.rate(worth, self.is_alike) for way in self.ways)
         seems, is_sure = with_it > without, abs(with_it - without) > SURE * math.hypot(error, error_with)
         self.loss = 1 - min(with_it, without) / max(with_it, without)
-        if is_sure or (before is None and n >= MOST_FIRST):
+        is_watched = n >= MOST_FIRST if before is None else self.n_stayed >= MOST_FIRST // VISIT
+        if is_sure or is_watched:
             self.best = seems
         return self.best != before or (self.is_taken != before and self.is_taken == seems)
 
     def _expect(self, worth: Worth, expected: float | None) -> bool:
         """A mode that was never measured, and is expected to be worse, is visited as rarely as its loss asks for."""
         rate, _ = self.ways[self.is_taken].rate(worth)
-        if expected is None or expected >= rate:
-            return True
+        if expected is None or expected >= rate:  # visited now
+            self.n_left = 0
+            return self.best is None
         is_new, self.best, self.loss = self.best is None, self.is_taken, 1 - expected / rate
         return is_new
 
@@ -208,11 +214,16 @@ class Modes:
         if self.best is None:  # two stretches of one mode in a row save a change
             self.is_taken ^= self.ways[self.is_taken].seconds.n > self.ways[not self.is_taken].seconds.n
             return
+        is_visit = self.is_taken != self.best
+        if is_open and is_visit and not self.is_alike:  # it seems better: go on until luck is ruled out
+            self.n_stayed += 1
+            return
+        self.n_stayed = 0
         if news is not None:  # the other mode may have changed as well
             self.gap = self.n_left = _gap(news, SPENT_ON_NEWS)
         elif is_open:
             self.gap = self.n_left = _gap(self.price, SPENT)
-        elif self.is_taken != self.best:
+        elif is_visit:
             self.gap = self.n_left = min(2 * self.gap, MOST_GAP)
         else:
             self.n_left -= LEAST_GAP

@@ -14,8 +14,8 @@ from saguaro.draft.drafter import NoDrafter
 from saguaro.draft.policy.kept import EVERY_S, FIRST_S, Kept, file_name, read
 from saguaro.draft.policy.learnt import WORTH_KEEPING, Learnt
 from saguaro.draft.policy.misses import KEPT_TRIES, FixedMisses, MeasuredMisses, NoProposer
-from saguaro.draft.policy.policy import Policy
 from saguaro.draft.policy.modes import LEAST_GAP
+from saguaro.draft.policy.policy import Policy
 from saguaro.draft.policy.prepare import MeasuredPrepare, NeverPrepare
 from saguaro.round import DraftSide
 from saguaro.types import CACHE, DRAFT, EMPTY, NGRAM, Joined, Outcome

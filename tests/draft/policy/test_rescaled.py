@@ -1,4 +1,4 @@
-"""What was kept from a busy machine, on a quiet one, and the reverse: times are a shape whose scale the first rounds find.
+"""What was kept from a busy machine, on a quiet one, and the reverse: the first rounds find the scale of kept times.
 The clock is a number."""
 
 import json
