@@ -115,8 +115,9 @@ class MeasuredAsk:
                 self._link.rest()
 
     def learn(self, batch: Batch, commits: Sequence[Commit], wait_s: float, seconds: float) -> None:
-        """See Asks. Counts if every row got tokens, none is new, and the draft had time to read their texts."""
-        if not commits:
+        """See Asks. Counts if every row got tokens, none is new, and the draft had time to read their texts. Requests
+        without speculation say nothing."""
+        if not all(commit.request.speculates for commit in commits) or not commits:
             return
         rows, size = {commit.request for commit in commits}, bucket(len(commits))
         is_new = not rows <= self._rows

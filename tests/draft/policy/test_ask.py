@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -57,8 +58,8 @@ class Play:
         self.requests = [self.new_request() for _ in range(n_rows)]
         self.seconds, self.n_tokens = 0.0, 0
 
-    def new_request(self) -> Request:
-        return Request(id="a", prompt=[1], params=SamplingParams(), seed=0, eos_ids=frozenset())
+    def new_request(self, **params: Any) -> Request:
+        return Request(id="a", prompt=[1], params=SamplingParams(**params), seed=0, eos_ids=frozenset())
 
     def rounds(self, n: int, place: Place) -> list[bool]:
         """In which of n rounds the draft is asked."""
@@ -187,6 +188,14 @@ def test_rounds_with_prompts_or_new_rows_say_nothing() -> None:
             play.requests[at % 2] = play.new_request()
         assert play.round(NEAR)
     assert all(way.seconds.mean(1.0) < 2.0 for way in play.asks._books[2].ways)
+
+
+def test_requests_without_speculation_say_nothing() -> None:
+    play, silent = Play(), Place(wait_s=0.5, n_read=10**6)
+    play.requests = [play.new_request(speculation=False)]
+    assert all(play.rounds(100, silent))
+    play.requests = [play.new_request()]
+    assert all(play.rounds(100, NEAR))
 
 
 def test_each_batch_size_has_a_choice_of_its_own() -> None:
