@@ -37,6 +37,11 @@ class Method:
         return self.prepares or self.fallback in MODEL_FALLBACKS
 
     @property
+    def is_measured(self) -> bool:
+        """Whether everything that a draft does is measured, so that a draft elsewhere is asked only where that pays."""
+        return self.prepare == "measured" and self.fallback == "measured"
+
+    @property
     def prepares(self) -> bool:
         """Whether it prepares for outcomes."""
         return self.growth != "nothing"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from saguaro.draft.drafter import Drafter, Prepared
+from saguaro.draft.policy.ask import AlwaysAsk, Asks
 from saguaro.draft.policy.kept import Kept
 from saguaro.draft.policy.policy import Policy
 from saguaro.draft.rows import DraftRow, DraftRows
@@ -56,6 +57,7 @@ class _Flight:
     spec: Speculation
     pending: Pending
     moments: tuple[float, float, float, float]  # boundaries of the speculate, launch and overlap intervals
+    is_asked: bool  # whether the draft was to be asked
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,9 @@ class _Landed:
 class Round:
     """The target side. Holds the last outcome until it is sent to the draft."""
 
-    def __init__(self, scheduler: Scheduler, verifier: Verifies, draft: DraftLink) -> None:
+    def __init__(self, scheduler: Scheduler, verifier: Verifies, draft: DraftLink, asks: Asks | None = None) -> None:
         self.scheduler, self.verifier, self.draft = scheduler, verifier, draft
+        self.asks: Asks = asks if asks is not None else AlwaysAsk()
         self.observers: list[Observer] = []
         self._outcome, self._number = Outcome.nothing(), 0
         self._flight: _Flight | None = None
@@ -101,6 +104,7 @@ class Round:
         return landed.commits
 
     def _launch(self) -> _Flight | None:
+        self.asks.choose()
         if self.draft.is_fresh():
             self._introduce_all()
         batch = self.scheduler.next_batch()
@@ -116,7 +120,7 @@ class Round:
             pending = self.verifier.launch(batch, spec)
             launched = now()
             self.draft.overlap()
-            return _Flight(batch, spec, pending, (began, asked, launched, now()))
+            return _Flight(batch, spec, pending, (began, asked, launched, now()), self.asks.is_asking)
         except BaseException:  # the draft may have missed a message
             self._introduce_all()
             raise
@@ -126,9 +130,12 @@ class Round:
             waits = now()  # a round launched ahead may have waited here for any time
             self._outcome = flight.pending.outcome()
             decided, seconds = now(), flight.pending.seconds()
-            began, _, _, launched = flight.moments
-            self.scheduler.took(flight.batch, self._outcome, (launched - began) + (decided - waits))
-            return _Landed(self.scheduler.commit(flight.batch, flight.spec, self._outcome), decided, seconds)
+            began, asked, _, launched = flight.moments
+            took = (launched - began) + (decided - waits)
+            self.scheduler.took(flight.batch, self._outcome, took)
+            commits = self.scheduler.commit(flight.batch, flight.spec, self._outcome)
+            self.asks.learn(flight.batch, commits, asked - began, took + now() - decided)
+            return _Landed(commits, decided, seconds)
         except BaseException:
             self._introduce_all()
             raise
@@ -137,6 +144,7 @@ class Round:
         self._number += 1
         moments = (*flight.moments, landed.decided)
         event = round_event(self._number, flight.batch, flight.spec, landed.commits, moments, landed.seconds)
+        event = event if flight.is_asked else replace(event, is_asked=False)
         for observe in self.observers:
             observe(event)
 

@@ -239,6 +239,7 @@ class RoundEvent:
     collect: Interval
     draft: DraftTimes | None  # None without a draft
     verify: Interval | None = None  # device time from launch on; None on a CPU, where the host computes as drawn
+    is_asked: bool = True  # False if asking a draft elsewhere does not pay, so that it was not
 
 
 Observer = Callable[[RoundEvent], None]

@@ -38,7 +38,7 @@ def chat(command: commands.Chat) -> int:
         answerer = _Model(llm, params, notes, has_color)
         run(Talk(answerer, Conversation(command.system), notes, command.metrics))
         if command.metrics:
-            why = llm.engine.preparation.explain(summary.prepared.n > 0)
+            why = llm.engine.explain(summary.prepared.n > 0)
             notes.print(f"[dim]{summary}[/dim]" if why is None else f"[dim]{summary}\n{why}[/dim]")
     return 0
 

@@ -35,7 +35,8 @@ def compare(command: commands.Compare) -> int:
         Console().print(table(results(entrants)))
         for entrant in entrants:
             if entrant.llm is not None and entrant.llm.engine.method.prepares:
-                print(f"{entrant.name}: {entrant.llm.engine.preparation}")
+                engine = entrant.llm.engine
+                print(f"{entrant.name}: {engine.round.asks.why_not or engine.preparation}")
     return verdict(entrants)
 
 

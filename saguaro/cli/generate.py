@@ -46,7 +46,7 @@ def generate(command: commands.Generate) -> int:
                 parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in llm.engine.startup.items())
                 start = f"imports {imported - commands.STARTED:.2f} s, load {loaded - imported:.2f} s ({parts})"
                 print(f"{start}; method {llm.engine.method.name}: {speed}\n{summary}", file=sys.stderr)
-                if (why := llm.engine.preparation.explain(summary.prepared.n > 0)) is not None:
+                if (why := llm.engine.explain(summary.prepared.n > 0)) is not None:
                     print(why, file=sys.stderr)
     return 1 if n_failed else 0
 

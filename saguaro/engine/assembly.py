@@ -24,6 +24,7 @@ from saguaro.device.graphs import bucket, captured_sizes, guard
 from saguaro.device.machine import device_model
 from saguaro.draft.block_pass import MOST_TOKENS
 from saguaro.draft.load import features_read, load_draft
+from saguaro.draft.policy.ask import MeasuredAsk
 from saguaro.draft.policy.kept import KeptFile, file_name
 from saguaro.engine.placement import Placed, Placement, Rates, choose_placement, rates_of
 from saguaro.engine.preparation import Preparation, choose_preparation
@@ -149,7 +150,8 @@ class Assembly:
                 f"the memory of {model.device} is full: {self._taken()} ({str(e).splitlines()[0]}); lower kv_memory, "
                 "max_model_len, max_batch_rows, budget or max_batch_tokens"
             ) from e
-        round_ = Round(scheduler, verifier, link)
+        asks = MeasuredAsk(link) if isinstance(link, Apart | Several) and self.method.is_measured else None
+        round_ = Round(scheduler, verifier, link, asks)
         return Parts(
             method=self.method,
             n_known=self.n_known,

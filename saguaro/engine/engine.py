@@ -88,6 +88,10 @@ class Engine:
         """Whether a step has anything to do."""
         return self.scheduler.has_work or bool(self._ready)
 
+    def explain(self, is_any_prepared: bool) -> str | None:
+        """Why the draft is not asked, or why nothing was prepared; None if it is, and something was."""
+        return self.round.asks.why_not or self.preparation.explain(is_any_prepared)
+
     def add(
         self,
         prompt: str | Sequence[int],

@@ -4,8 +4,8 @@ Invariant: the target never waits longer than the timeout. A late draft gets no 
 one is started or reached again in the background. Both have lost their rows then, and is_fresh() reports it once.
 
     starting --ready--> in step --late--> behind --caught up--> fresh --introduced--> in step
-        ^                  |                |
-        +--- after a pause +--- dead -------+
+        ^                  |                |                      |
+        +--- after a pause +--- dead -------+                      +-- wake -- resting <-- rest -- in step
 """
 
 import logging
@@ -69,7 +69,9 @@ class Apart:
         self._peer: Peer | None = None
         self._asked: _Asked | None = None
         self._ready_at = self._answered_at = 0.0  # of this peer: when it was ready, and when it last replied
-        self._is_closed = self._is_in_step = self._is_afresh = False
+        self._is_closed = self._is_in_step = self._is_afresh = self._is_resting = False
+        self.n_ready = 0  # times a draft was ready
+        self.was_asked = False  # in the last round
         self._n_failures, self._start_at = 0, now()
         self._left: list[int] = []
         self._joined: dict[int, Joined] = {}
@@ -117,11 +119,19 @@ class Apart:
     def is_fresh(self) -> bool:
         """Whether the draft runs and has no rows. After True, the caller must introduce all rows."""
         self._poll()
-        if self._is_in_step or not self.is_ready:
+        if self._is_in_step or self._is_resting or not self.is_ready:
             return False
         self._left, self._joined, self._known = [], {}, set()
         self._is_afresh = self._is_in_step = True
         return True
+
+    def rest(self) -> None:
+        """Ask nothing until wake(). The draft stays connected, and loses its rows."""
+        self._is_resting, self._is_in_step = True, False
+
+    def wake(self) -> None:
+        """Ask again, once all rows are introduced."""
+        self._is_resting = False
 
     def admit(self, rows: Sequence[Joined]) -> None:
         """Introduce these rows with the next message."""
@@ -143,7 +153,7 @@ class Apart:
 
     def ask(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> None:
         """Send a request for the next speculation. It is to be collected before anything else."""
-        self._asked = None
+        self._asked, self.was_asked = None, False
         peer, channel = self._peer, self._channel
         if not self._is_in_step or peer is None or channel is None:
             return
@@ -159,7 +169,7 @@ class Apart:
         except OSError as e:
             self._lose(peer, e)
             return
-        self._asked = _Asked(peer, channel, len(slots), began, deadline)
+        self._asked, self.was_asked = _Asked(peer, channel, len(slots), began, deadline), True
 
     def collect(self) -> Speculation | None:
         """The reply to what was asked; None: late, dead, or nothing was asked."""
@@ -226,6 +236,7 @@ class Apart:
             if not was_ready:
                 self._ready_at = self._answered_at = now()
                 self.failure = None
+                self.n_ready += 1
         elif channel.is_owed and now() - channel.moved_at > self._limit(channel):
             raise SilenceError(f"it did nothing for {self._limit(channel):g} seconds")
 

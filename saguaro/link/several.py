@@ -21,6 +21,7 @@ class Several:
 
     def __init__(self, links: Sequence[Apart]) -> None:
         self.links = links
+        self.was_asked = False  # any of them, in the last round
         self._usable: set[int] = set()  # drafts that rows are shared out among
         self._owners: dict[int, int] = {}  # by slot: the draft
 
@@ -38,6 +39,21 @@ class Several:
     def n_late(self) -> int:
         """Replies that came too late."""
         return sum(link.n_late for link in self.links)
+
+    @property
+    def n_ready(self) -> int:
+        """Times a draft was ready."""
+        return sum(link.n_ready for link in self.links)
+
+    def rest(self) -> None:
+        """Ask nothing until wake(). The drafts lose their rows."""
+        for link in self.links:
+            link.rest()
+
+    def wake(self) -> None:
+        """Ask again, once all rows are introduced."""
+        for link in self.links:
+            link.wake()
 
     def wait_ready(self, seconds: float) -> None:
         """Wait until all drafts are ready. Raises DraftError if one fails or takes longer."""
@@ -75,12 +91,14 @@ class Several:
     def speculate(self, outcome: Outcome, slots: Sequence[int], room: Sequence[int]) -> Speculation:
         """Ask all drafts at once, each for its rows."""
         places: list[list[int]] = []
+        self.was_asked = False
         for at, link in enumerate(self.links):
             own = [place for place, slot in enumerate(slots) if self._owners.get(slot) == at]
             others = [slot for slot in outcome.slots.tolist() if self._owners.get(slot) != at]
             told = outcome.without(others)
             if own or len(told.slots):
                 link.ask(told, [slots[place] for place in own], [room[place] for place in own])
+                self.was_asked |= link.was_asked
             places.append(own)
         found = [(link.collect(), own) for link, own in zip(self.links, places, strict=True)]
         return merged([(spec, own) for spec, own in found if spec is not None], len(slots))

@@ -101,7 +101,7 @@ class Summary:
         self.accepted = Rate()  # speculated tokens
         self.by_position: list[Rate] = []
         self.by_depth, self.by_rank = NumberedRates(MAX_DEPTH), NumberedRates(MAX_RANK)  # speculated tokens
-        self.prepared = Rate()  # rounds
+        self.asked, self.prepared = Rate(), Rate()  # rounds
         self.hits, self.hits_after_primary, self.hits_after_backup = Rate(), Rate(), Rate()
         self.hits_by_k: dict[int, Rate] = {}
         self.by_source = dict.fromkeys(SOURCES, 0)  # row-rounds
@@ -115,8 +115,9 @@ class Summary:
     def add(self, event: RoundEvent) -> None:
         """Count a round."""
         self.n_rounds += 1
+        self.asked.count(event.is_asked)
         for row in event.rows:
-            self._add_row(row, event.draft is None or event.draft.is_prepared)
+            self._add_row(row, event.is_asked and (event.draft is None or event.draft.is_prepared))
         self._add_times(event)
         if event.draft is not None:
             self.is_drafted = True
@@ -169,6 +170,7 @@ class Summary:
             "nodes_per_token": self.nodes_per_token,
             "nodes_by_depth": _counts(self.by_depth),
             "nodes_by_rank": _counts(self.by_rank),
+            "asked": self.asked.value if self.is_drafted else None,
             "prepared": self.prepared.value,
             "hit_rate": self.hit_rate,
             "hit_rate_after_primary": self.hits_after_primary.value if self.is_drafted else None,
@@ -200,8 +202,11 @@ class Summary:
                     f"{_number(self.nodes_per_token)} nodes verified per token; accepted by depth "
                     f"{_listed(self.by_depth)}, by rank among siblings {_listed(self.by_rank)}"
                 )
+            is_always = self.asked.n == self.asked.of
+            asked = "" if is_always else f"asked the draft in {_number(self.asked.value)} of the rounds; "
             lines.append(
-                f"prepared {_number(self.prepared.value)} of the rounds; hit rate {_number(self.hit_rate)}: "
+                f"{asked}prepared {_number(self.prepared.value)} of the rounds{'' if is_always else ' that asked'}; "
+                f"hit rate {_number(self.hit_rate)}: "
                 f"{_number(facts['hit_rate_after_primary'])} after a hit, "
                 f"{_number(facts['hit_rate_after_backup'])} after a miss; by outcome before "
                 f"{_named(facts['hit_rate_by_k'], 'k=')}; speculations from {_named(facts['sources'])}"

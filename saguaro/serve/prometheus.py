@@ -155,6 +155,8 @@ class RoundCollector(Collector):
         fallbacks = {name: float(n) for name, n in sources.items() if name != "cache"}
         about = "Rounds of an output without a hit, by source of the speculation (empty: none)"
         yield self._many("saguaro:fallbacks", about, "source", fallbacks)
+        about = "Rounds in which a draft elsewhere was not asked, because rounds without it were faster"
+        yield self._one("saguaro:rounds_unasked", about, rounds.asked.of - rounds.asked.n)
         yield self._one("saguaro:draft_busy_seconds", "The draft's working time", rounds.busy_s)
         about = "The draft's working time during which the target did not verify"
         yield self._one("saguaro:draft_exposed_seconds", about, rounds.exposed_s)

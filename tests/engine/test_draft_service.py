@@ -15,6 +15,7 @@ import torch
 
 from saguaro import LLM, SamplingParams
 from saguaro.config import DraftConfig
+from saguaro.draft.policy.ask import AlwaysAsk
 from saguaro.engine.results import Result
 from saguaro.errors import ConfigError, DraftError
 from saguaro.link.address import Address
@@ -269,6 +270,34 @@ def test_the_time_on_the_way_is_a_part_of_a_round_to_the_policy(plain: LLM, key:
         assert link_of(llm).n_late == 0
         del side
     until(lambda: not host.service.sessions)
+
+
+def test_a_draft_far_away_is_asked_no_more(plain: LLM, key: str, host: Host) -> None:
+    """The target's rounds take a fraction of the way there and back. After a reconnect the draft is asked at once."""
+    expected = plain.generate("the end", sample(40))[0].token_ids
+    with contextlib.closing(Relay(host.address, delay_s=0.04)) as between, drafted(plain, key, between.address) as llm:
+        asks, link = llm.engine.round.asks, link_of(llm)
+
+        def is_same() -> bool:
+            return llm.generate("the end", sample(40))[0].token_ids == expected
+
+        until(lambda: is_same() and not asks.is_asking)
+        summary = watch(llm)
+        assert is_same()
+        assert summary.by_source["empty"] == summary.n_tokens == 40
+        assert summary.asked.n == 0
+        assert "The draft is not asked: " in (llm.engine.explain(is_any_prepared=False) or "")
+        assert (link.n_deaths, link.n_late) == (0, 0)
+        between.cut()
+        until(lambda: is_same() and summary.asked.n > 0)
+        until(lambda: is_same() and not asks.is_asking)
+        assert link.n_deaths == 1
+
+
+@pytest.mark.parametrize("settings", [{"method": "sd"}, {"prepare": "always"}, {"fallback": "draft"}])
+def test_a_draft_that_is_chosen_is_always_asked(settings: dict[str, Any], plain: LLM, key: str, host: Host) -> None:
+    with drafted(plain, key, host.address, **settings) as llm:
+        assert isinstance(llm.engine.round.asks, AlwaysAsk)
 
 
 # Not at all

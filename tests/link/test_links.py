@@ -60,6 +60,25 @@ def test_a_round_that_broke_off_is_made_good(link: DraftLink) -> None:
     assert target.n_spoken == 120
 
 
+def test_a_link_that_rests_asks_nothing_and_gets_all_rows_anew_afterwards(link: DraftLink) -> None:
+    link.is_fresh()
+    if not isinstance(link, Apart):
+        return
+    target = Target(link, 4)
+    for n in range(40):
+        target.play()
+        if n % 4 == 1:
+            link.rest()
+            before = target.n_spoken, link._channel and link._channel.posted
+            for _ in range(3):  # rows come and go meanwhile
+                assert target.play().tokens.shape[1] == 0
+                assert not link.was_asked
+            assert before == (target.n_spoken, link._channel and link._channel.posted)
+            link.wake()
+    assert target.n_fresh == 10
+    assert target.n_spoken == 40
+
+
 def test_nothing_asked_nothing_said(link: DraftLink) -> None:
     link.is_fresh()
     assert link.speculate(Outcome.nothing(), [], []).length.tolist() == []

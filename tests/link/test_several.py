@@ -62,6 +62,25 @@ def test_rows_come_and_go_and_every_row_has_its_speculation() -> None:
         assert (target.n_fresh, link.n_starts, link.n_deaths, link.n_late) == (1, 1, 0, 0)
 
 
+def test_all_rest_together_and_wake_together() -> None:
+    with contextlib.ExitStack() as stack:
+        link = Several([connect(stack.enter_context(serving())[1]) for _ in range(2)])
+        stack.enter_context(contextlib.closing(link))
+        link.wait_ready(AGES)
+        assert link.n_ready == 2
+        target = Target(link)
+        target.play_until(lambda: link.was_asked)
+        link.rest()
+        spoken = target.n_spoken
+        for _ in range(20):
+            target.play()
+            assert not link.was_asked
+        assert target.n_spoken == spoken
+        link.wake()
+        target.play_until(lambda: target.n_spoken > spoken + 10)
+        assert (target.n_fresh, link.n_deaths, link.n_late) == (2, 0, 0)
+
+
 def test_any_draft_may_be_late_or_die() -> None:
     with ServiceProcess() as first, ServiceProcess() as second, several(first, second) as (link, target):
         one_is_late(link, target, second)

@@ -92,6 +92,18 @@ def test_a_round_that_nothing_was_prepared_for_misses_nothing(summary: Summary) 
     assert "prepared 0.75 of the rounds; hit rate 0.60" in str(summary)
 
 
+def test_a_round_in_which_the_draft_was_not_asked_misses_nothing(summary: Summary) -> None:
+    before = summary.as_dict()
+    assert before["asked"] == 1.0
+    plain = event(6, [RowEvent("c", 0, 0, "empty", 1, 3)], [60, 60, 64, 64, 64])
+    summary.add(replace(plain, is_asked=False))
+    facts = summary.as_dict()
+    assert facts["asked"] == 5 / 6
+    for name in ("prepared", "hit_rate", "hit_rate_after_primary", "hit_rate_after_backup", "hit_rate_by_k"):
+        assert facts[name] == before[name]
+    assert "asked the draft in 0.83 of the rounds; prepared 1.00 of the rounds that asked; hit rate" in str(summary)
+
+
 def test_hidden_time(summary: Summary) -> None:
     # prepare 2-6.5: hidden 2-5 and 5-6. respond 7-8: waited for. prepare 9-15: hidden 9-12 and 13-14. respond 15-16:
     # waited for. Told again in round 4: not counted again.

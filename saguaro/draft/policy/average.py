@@ -36,6 +36,20 @@ class Average:
         """Reduce the weight of all values so far."""
         self.total, self.squares, self.n = kept * self.total, kept * self.squares, kept * self.n
 
+    def limit(self, most: float) -> None:
+        """Let all values so far count as at most this many.
+
+        >>> some = Average(kept=1.0, total=30.0, squares=90.0, n=10.0)
+        >>> some.limit(5.0)
+        >>> some.n, some.mean(0.0)
+        (5.0, 3.0)
+        """
+        self.fade(min(1.0, most / self.n) if self.n else 1.0)
+
+    def scale(self, factor: float) -> None:
+        """Multiply all values so far."""
+        self.total, self.squares = factor * self.total, factor * factor * self.squares
+
     def mean(self, before: float, weight: float = 0.0) -> float:
         """The mean; `before` is a prior with this weight."""
         n = self.n + weight

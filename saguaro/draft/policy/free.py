@@ -17,13 +17,12 @@ from saguaro.device.graphs import bucket
 from saguaro.draft.policy.average import Average
 from saguaro.draft.policy.kept import State
 from saguaro.draft.policy.learnt import Learnt
-from saguaro.draft.policy.misses import MOST_SAVED, SPENT, Misses, send
+from saguaro.draft.policy.misses import KEPT_ROUNDS, MOST_SAVED, SPENT, Misses, send
 from saguaro.draft.rows import DraftRow, DraftRows, Proposal, Wanted
 from saguaro.types import CACHE, DRAFT, Outcome
 
 EVERY = 64  # one of so many decisions against verifying any node is reversed, to keep measuring
 SLOW = 2  # first drafts of the model that are not timed
-HICCUP = 3.0  # a draft counts as this many times the usual at most
 FIRST = 4  # drafts of the model before it is decided against
 TRIES = 4  # decisions of a trial, of which one is a draft
 MOST_OWED = 1.0  # seconds that texts are read beyond what was saved
@@ -78,7 +77,7 @@ class FreeFirst:
 
     def __init__(self, free: FreeProposer, others: Misses, learnt: Learnt) -> None:
         self._free, self._others, self._learnt = free, others, learnt
-        self._seconds: dict[int, Average] = {}  # of a draft by the model, by rows
+        self._seconds = learnt.new_drafting()  # of a draft by the model, by rows
         self._read_s = 0.0  # of reading texts in this round
         self._answered, self._n_tokens = 0.0, 0  # when the last reply was complete, and how many tokens are verified
         self._accepted: dict[int, Average] = {}  # of the model, by what the free proposer expected
@@ -88,6 +87,7 @@ class FreeFirst:
         self._n_trial = 0  # decisions until the trial ends; the first may be too early, if texts are to be read
         self._saved, self._at = 0.0, learnt.now()  # seconds for trials
         self._earned = 0.0  # seconds for reading texts
+        self._is_kept = False  # whether what was kept is not tried yet
 
     @property
     def reads(self) -> bool:
@@ -118,7 +118,7 @@ class FreeFirst:
         if any(row.source == DRAFT for row in self._left):
             self._n_drafts, self._n_trial = self._n_drafts + 1, 0
             if self._n_drafts > SLOW:
-                self._timed(len(left), self._learnt.now() - began)
+                self._seconds.add(bucket(len(left)), self._learnt.now() - began)
         empty = [index for index, (row, _) in enumerate(missed) if not row.speculation and is_left[index]]
         send(_of(paid, empty), [missed[index] for index in empty], self._free.source)
 
@@ -142,16 +142,17 @@ class FreeFirst:
         """See Misses."""
         return {
             "others": self._others.state(),
-            "seconds": {str(size): each.state() for size, each in self._seconds.items()},
+            "seconds": self._seconds.state(),
             "accepted": {str(worth): each.state() for worth, each in self._accepted.items()},
         }
 
     def restore(self, state: State) -> None:
         """See Misses."""
         self._others.restore(state["others"])
-        self._seconds = {int(size): Average().restore(each) for size, each in state["seconds"].items()}
+        self._seconds.restore(state["seconds"])
         self._accepted = {int(worth): Average(kept=0.99).restore(each) for worth, each in state["accepted"].items()}
-        self._n_drafts = FIRST if self._seconds else 0
+        self._n_drafts = FIRST if self._seconds.n else 0
+        self._is_kept = self._n_drafts > 0
 
     def _choose(
         self,
@@ -169,12 +170,11 @@ class FreeFirst:
         is_left = [model > free for model, free in zip(hoped, worth, strict=True)]
         n_left = sum(is_left)
         if n_left:
-            seconds = self._seconds.get(bucket(n_left))
             tokens, n_nodes = float(len(asked)), float(len(asked))
             length = self._learnt.by_model.length.mean(max(n for _, n in missed))
             for left, model, free, nodes in zip(is_left, hoped, worth, paid.tokens, strict=True):
                 tokens, n_nodes = tokens + (model if left else free), n_nodes + (length if left else len(nodes))
-            took = self._learnt.verification.at(n_nodes) + (seconds.mean(0.0) if seconds is not None else 0.0)
+            took = self._learnt.verification.at(n_nodes) + self._seconds.at(bucket(n_left))
             if tokens > rate * took:
                 self._n_against = 0
                 self._earned = min(MOST_SAVED, self._earned + tokens / rate - took)
@@ -184,20 +184,17 @@ class FreeFirst:
 
     def _is_tried(self, n_rows: int) -> bool:
         """Whether the model drafts although that does not seem to pay. A small share of the time pays for trials."""
-        now, seconds = self._learnt.now(), self._seconds.get(bucket(n_rows))
+        now, loss = self._learnt.now(), self._seconds.at(bucket(n_rows))
         share, self._at = SPENT * (now - self._at), now
         self._saved, self._earned = min(MOST_SAVED, self._saved + share), min(MOST_SAVED, self._earned + share)
-        loss = seconds.mean(0.0) if seconds is not None else 0.0
-        if not self._n_trial and self._saved > loss:
+        if self._is_kept and loss <= KEPT_ROUNDS * self._learnt.verification.at(n_rows):
+            self._saved = max(loss, self._saved)
+        self._is_kept = False
+        if not self._n_trial and self._saved >= loss:
             self._saved -= loss
             self._n_trial, self._n_against = TRIES, 0
         self._n_trial = max(0, self._n_trial - 1)
         return self._n_trial > 0
-
-    def _timed(self, n_rows: int, seconds: float) -> None:
-        """The model drafted for so many rows; hiccups of the machine are cut."""
-        known = self._seconds.setdefault(bucket(n_rows), Average())
-        known.add(min(seconds, HICCUP * known.mean(seconds)))
 
     def _hoped(self, row: DraftRow, room: int, worth: float) -> float:
         """Tokens of the model that are expected to be accepted."""

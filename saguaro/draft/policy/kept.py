@@ -19,7 +19,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # of the file
+FORMAT = 2  # of the file
 FIRST_S, EVERY_S = 3.0, 30.0  # seconds until it is written for the first time, and between two times
 
 MOST = 1e15  # of a number: sums of larger ones could overflow

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from saguaro.device.graphs import bucket
 from saguaro.draft.policy.average import Average
-from saguaro.draft.policy.cost import Pace, SecondsByCount
+from saguaro.draft.policy.cost import Pace, Scale, SecondsByCount
 from saguaro.draft.policy.curve import TokensBySteps
 from saguaro.draft.policy.kept import State
 from saguaro.draft.rows import DraftRow, DraftRows
@@ -25,6 +25,7 @@ from saguaro.types import CACHE, DRAFT, Outcome
 ASSUMED = 8.0  # weight of the prior of full acceptance, in speculations
 OF_ROW = 16.0  # weight of all texts' acceptance in that of one text
 WORTH_KEEPING = 50  # verifications measured
+MOST_KEPT = 50.0  # speculations that what was kept of acceptance counts as
 HOPED = 4.0  # weight of the prior that a depth of the backup's chains stands
 
 clock = time.perf_counter
@@ -56,7 +57,7 @@ class Drafted:
 
     def restore(self, state: Any) -> None:
         """Continue from a kept state."""
-        self.accepted.restore(state["accepted"])
+        self.accepted.restore(state["accepted"]).limit(MOST_KEPT)
         self.length.restore(state["length"])
         self.stands = [Average().restore(each) for each in state["stands"]]
 
@@ -94,10 +95,12 @@ class Learnt:
         """is_prepared_alike: what was prepared equals what is drafted just in time, so both are learnt together."""
         self.now, self._is_prepared_alike = now if now is not None else clock, is_prepared_alike
         pace = Pace()
-        self.alone = SecondsByCount(pace, is_reference=True)  # verification by tokens
-        self.beside = SecondsByCount(pace)  # the same while the draft prepares
+        alone, beside = Scale(), Scale()
+        alone.like, beside.like = [beside], [alone]
+        self.alone = SecondsByCount(pace, alone, is_reference=True)  # verification by tokens
+        self.beside = SecondsByCount(pace, beside)  # the same while the draft prepares
         self._drafting: dict[int, SecondsByCount] = {}  # by rows: a draft by its steps
-        self._pace = pace
+        self._pace, self._draft_scale = pace, Scale([alone, beside])
         self.steps = Average()  # per draft
         self.by_steps = TokensBySteps()  # where steps are captured
         self.worth: dict[Kind, Average] = defaultdict(lambda: Average(kept=0.998))  # accepted tokens per speculation
@@ -126,8 +129,12 @@ class Learnt:
         """Seconds of a draft by its steps, for so many rows."""
         size = bucket(n_rows)
         if size not in self._drafting:
-            self._drafting[size] = SecondsByCount(self._pace, is_proportional=True)
+            self._drafting[size] = self.new_drafting(is_proportional=True)
         return self._drafting[size]
+
+    def new_drafting(self, *, is_proportional: bool = False) -> SecondsByCount:
+        """Seconds of the draft, by any number."""
+        return SecondsByCount(self._pace, self._draft_scale, is_proportional=is_proportional)
 
     @property
     def drafted_by_rows(self) -> Mapping[int, SecondsByCount]:
@@ -164,7 +171,7 @@ class Learnt:
         self.steps.restore(state["steps"])
         self.by_steps.restore(state["by_steps"])
         for source, length, each in state["worth"]:
-            self.worth[int(source), int(length)].restore(each)
+            self.worth[int(source), int(length)].restore(each).limit(MOST_KEPT)
         self.by_model.restore(state["by_model"])
         self.by_backup.restore(state["by_backup"])
 

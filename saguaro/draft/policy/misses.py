@@ -14,6 +14,7 @@ These decisions depend on the tokens before the end, not on later ones. So verif
 and rejection stays exact.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,6 +33,8 @@ SLOW = 2  # first drafts that are not timed, because they are slow
 SPENT = 0.005  # share of the time for trials of what does not seem to pay
 TRIES, AHEAD = 3, 4  # drafts per trial, and misses before it in which texts are read again
 BETTER = 1.02  # the other choice is taken if it is so many times as fast: estimates vary by some percent
+KEPT_TRIES = 2  # drafts of the trial of a model that was kept as not paying; its first one is not timed
+KEPT_ROUNDS = 2.0  # most rounds whose time that trial may take
 REST = 8  # misses that are not decided on after one for which nothing pays
 MOST_SAVED = 60.0  # seconds: with so much, even a trial that seems to cost more takes place
 
@@ -131,6 +134,8 @@ class MeasuredMisses:
         self._read_s = 0.0  # spent on reading texts for the last trial
         self._tried = Average(kept=0.8)  # accepted tokens per speculation of the model in a trial
         self._at = learnt.now()
+        self._is_kept = False  # whether what was kept against the model is not tried yet
+        self._is_free, self._n_trial = False, TRIES  # of the trial: whether it is paid for, and its drafts
 
     @property
     def reads(self) -> bool:
@@ -174,7 +179,8 @@ class MeasuredMisses:
     def restore(self, state: State) -> None:
         """See Misses."""
         (self._read_s,) = numbers([state["read_s"]], 1)
-        self._is_model, self._n_drafts = bool(state["is_model"]), SLOW
+        self._is_model, self._n_drafts = bool(state["is_model"]), SLOW - 1
+        self._is_kept = not self._is_model
 
     def _expected(
         self, missed: Sequence[Wanted], asked: Sequence[DraftRow], room: int
@@ -219,17 +225,29 @@ class MeasuredMisses:
         self._saved, self._at = min(MOST_SAVED, self._saved + SPENT * (now - self._at)), now
         loss = max(0.0, other.seconds - other.tokens / chosen.rate)  # of a round
         if not self._n_left:
-            if self._saved >= min(MOST_SAVED, TRIES * loss + self._read_s):
-                self._n_left = TRIES if self._is_model else AHEAD + TRIES
+            short = min(loss, self._loss_of_a_step(chosen, asked))
+            is_free = self._is_kept and KEPT_TRIES * short + self._read_s <= KEPT_ROUNDS * chosen.seconds
+            self._is_kept = False
+            if is_free or self._saved >= min(MOST_SAVED, TRIES * loss + self._read_s):
+                self._is_free, self._n_trial = is_free, KEPT_TRIES if is_free else TRIES
+                self._n_left = self._n_trial + (0 if self._is_model else AHEAD)
                 self._read_s, self._tried = 0.0, Average(kept=0.8)
             return False
         self._n_left -= 1
-        if not self._is_model and self._n_left >= TRIES:  # texts are read
+        if not self._is_model and self._n_left >= self._n_trial:  # texts are read
             return False
-        self._saved -= loss
+        self._saved -= 0.0 if self._is_free else loss
         if not self._is_model and self._n_left <= 1 and self._seems_better(other, chosen, asked):
             self._n_left = 2
         return True
+
+    def _loss_of_a_step(self, chosen: _Round, asked: Sequence[DraftRow]) -> float:
+        """Seconds that a round loses in which the model drafts a token per row."""
+        learnt, n_rows = self._learnt, len(asked)
+        if self._model.step_choices or not learnt.by_model.stands:
+            return math.inf  # it may take more steps
+        seconds = learnt.drafting(n_rows).at(1) + n_rows * learnt.verification.slope()
+        return max(0.0, seconds - n_rows * learnt.by_model.stands[0].mean(0.0) / chosen.rate)
 
     def _seems_better(self, other: _Round, chosen: _Round, asked: Sequence[DraftRow]) -> bool:
         """Whether the model would pay if all its speculations were accepted as those of this trial."""

@@ -169,4 +169,5 @@ def _speculation(service: Service) -> dict[str, Any] | None:
     told: dict[str, Any] = {"method": method.name, "lookahead": config.lookahead, "verification": method.verification}
     told |= {"prepares": prepares, "budget": config.budget if prepares else 0}
     preparation = service.engine.preparation
-    return {**told, "preparation": preparation.when, "why_not_prepared": preparation.why_not}
+    told |= {"preparation": preparation.when, "why_not_prepared": preparation.why_not}
+    return {**told, "why_not_asked": service.engine.round.asks.why_not}

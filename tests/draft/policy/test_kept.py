@@ -13,9 +13,10 @@ from saguaro.draft.chance import Chances
 from saguaro.draft.drafter import NoDrafter
 from saguaro.draft.policy.kept import EVERY_S, FIRST_S, Kept, file_name, read
 from saguaro.draft.policy.learnt import WORTH_KEEPING, Learnt
-from saguaro.draft.policy.misses import FixedMisses, MeasuredMisses, NoProposer
+from saguaro.draft.policy.misses import KEPT_TRIES, FixedMisses, MeasuredMisses, NoProposer
+from saguaro.draft.policy.modes import LEAST_GAP
 from saguaro.draft.policy.policy import Policy
-from saguaro.draft.policy.prepare import LEAST_GAP, MeasuredPrepare, NeverPrepare
+from saguaro.draft.policy.prepare import MeasuredPrepare, NeverPrepare
 from saguaro.round import DraftSide
 from saguaro.types import CACHE, DRAFT, EMPTY, NGRAM, Joined, Outcome
 from tests.draft.policy.test_prepare import COSTS, PAYS, Play
@@ -46,9 +47,12 @@ def test_a_second_start_is_right_from_the_first_round(step_s: float, source: int
         first.play(accepted={DRAFT: 1})
     state = as_read(first.policy.state())
     second = new_world(Clock(), state, step_s)
-    assert as_read(second.policy.state()) == state
+    again = as_read(second.policy.state())
+    for name in ("alone", "beside", "drafting", "by_steps"):
+        assert again["learnt"][name] == state["learnt"][name]
+    assert again["misses"] == state["misses"]
     found = [second.play(accepted={DRAFT: 1})[0] for _ in range(20)]
-    assert found.count(source) == 20 or (source == EMPTY and found.count(DRAFT) == 0)
+    assert found.count(DRAFT) == (20 if source == DRAFT else KEPT_TRIES), "what speaks against it is tried once"
     learnt = second.policy.learnt
     assert learnt.alone.at(1) == pytest.approx(1.0)
     assert learnt.drafting(1).slope() == pytest.approx(step_s)
@@ -125,7 +129,7 @@ def test_other_circumstances_have_another_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '{"format": 1}', '{"format": 2, "facts": {}, "learnt": {}}', "\x00\xff", "[" * 10**5],
+    ["", "{", "[]", "null", '{"format": 2}', '{"format": 1, "facts": {}, "learnt": {}}', "\x00\xff", "[" * 10**5],
 )
 def test_a_damaged_file_is_ignored(text: str, tmp_path: Path) -> None:
     path = tmp_path / "it.json"

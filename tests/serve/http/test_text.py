@@ -170,7 +170,7 @@ def test_the_model_is_known_by_its_names(server: Running) -> None:
     (card,) = server.client.get("/v1/models").json()["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 256)
     told = {"method": "ssd-uniform", "lookahead": 3, "verification": "shared", "prepares": True, "budget": 4}
-    told |= {"preparation": "always", "why_not_prepared": None}
+    told |= {"preparation": "always", "why_not_prepared": None, "why_not_asked": None}
     assert card["speculation"] == told
     assert server.client.get("/v1/models/tiny").json() == card
     assert server.client.get("/v1/models/a/b").status_code == 404
