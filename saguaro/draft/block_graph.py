@@ -15,14 +15,13 @@ from torch import Tensor
 
 from saguaro.algo import sampling
 from saguaro.attention.step import Nodes, Step
-from saguaro.device.graphs import BUCKETS, Graphs, Mirror, Moment, as_float, bucket
+from saguaro.device.graphs import BUCKETS, Graphs, Mirror, Moment, as_float, bucket, float_bits
 from saguaro.draft.block_pass import MOST_TOKENS, Asked
 from saguaro.draft.ranking import Draws, Ranked, likeliest
 from saguaro.draft.texts import DraftTexts
 from saguaro.kernels.bundle import Kernels
 from saguaro.kv.tables import PageTables
 from saguaro.model.dflash import DFlash
-from saguaro.target.graphed import float_bits, noise_of
 
 # Columns of a block's line: its row, the places of the text that it sees, the position and id of the token that it
 # begins with, and the request's noise.
@@ -114,13 +113,13 @@ class CapturedPass:
         runner = self._texts.runner
         hidden = runner.hidden(self._step(lines)).view(size, 1 + n, -1)[:, 1:].flatten(0, 1)
         logits = runner.logits(hidden)
-        temperature, seeds = noise_of(lines[:, TEMPERATURE], lines[:, SEED], n)
-        positions = (lines[:, POSITION, None] + torch.arange(1, 1 + n, device=self._device)).flatten()
-        noise = temperature, seeds, positions
+        temperature, seeds = as_float(lines[:, TEMPERATURE]), lines[:, SEED].contiguous()
+        positions = lines[:, POSITION, None] + torch.arange(1, 1 + n, device=self._device)  # [B, n]
         if self._draws is None:
+            noise = temperature, seeds, positions.flatten()
             tokens, scores = self._kernels.rank(logits, *noise, self._n_known, self._width)
         else:
-            tokens, scores = self._drawn(self._draws, size, logits, noise, fan_out())
+            tokens, scores = self._drawn(self._draws, size, logits, (temperature, seeds, positions), fan_out())
         bits = scores.float().contiguous().view(torch.int32).long()
         self._said[:size] = torch.cat((tokens.reshape(size, -1), bits.view(size, -1)), 1)
 
@@ -148,15 +147,15 @@ class CapturedPass:
     ) -> Ranked:
         """Draws of every position but the last, whose candidates are bonus tokens."""
         by_position = logits[:, : self._n_known].view(size, self._n, -1).unbind(1)
-        temperature, seeds, positions = (each.view(size, -1).t().contiguous() for each in noise)  # [n, size]
+        temperature, seeds, positions = noise  # [size], [size], [size, n]
         found: list[Ranked] = []
         laws: list[Tensor] = []
         for at, own in enumerate(by_position):
             if at >= len(fan_out) - 1:
                 found.append(likeliest(own, self._width))
                 continue
-            q = sampling.at_temperature(own.contiguous(), temperature[at])
-            ranked, law = draws(own, q, (seeds[at], positions[at]), self._width, fan_out[at : at + 1])
+            q = sampling.at_temperature(own.contiguous(), temperature)
+            ranked, law = draws(own, q, (seeds, positions[:, at].contiguous()), self._width, fan_out[at : at + 1])
             found.append(ranked)
             laws.append(law)
         if not self._laws.numel():

@@ -1,5 +1,6 @@
 """The first token of a prompt does not wait for the draft."""
 
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     folder = write_tiny(tmp_path_factory.mktemp("target"), "llama", num_hidden_layers=3, max_position_embeddings=1024)
-    settings = {"draft": "drop:1", "method": "sd", "lookahead": 3, "link": "inline", "threads": 1}
+    settings: dict[str, Any] = {"draft": "drop:1", "method": "sd", "lookahead": 3, "link": "inline", "threads": 1}
     return LLM(folder, device="cpu", kv_memory="4MiB", **settings)
 
 

@@ -25,11 +25,10 @@ from tests.target.test_round import (
     proposing,
     scripted,
 )
-from tests.target.test_tree import Trees, hidden, simple_texts, simple_truth  # noqa: F401 (fixtures)
+from tests.target.test_tree import SIMPLE, Trees, hidden, simple_texts, simple_truth  # noqa: F401 (fixtures)
 
 TAPS = (0, 2, 1, 2)  # layer 2 is the end of the last one
 ATTENDED = 1e-3  # the kernels' twins compute attention in float32; values are up to 30
-PLAIN = ["greedy", "warm", "limited"]  # requests that are decided within the captured step
 
 
 class Reader:
@@ -93,7 +92,7 @@ def test_of_chains(
     """In batches that are padded, of rows that begin and end at different times."""
     link = scripted(chance(simple_texts), 4)
     rig = new_rig(model, link, lookahead=4, captured=captured, max_rows=5, caching=False, taps=TAPS)
-    reader, requests = Reader(rig), new_requests(PLAIN)
+    reader, requests = Reader(rig), new_requests(SIMPLE)
     for at, request in enumerate(requests):
         object.__setattr__(request.params, "max_tokens", 5 + at)
     assert rig.run(requests) == [output[: 5 + at] for at, output in enumerate(simple_truth)]
@@ -111,7 +110,7 @@ def test_of_trees(
     """Of the nodes on the accepted path alone; every third speculation is a chain."""
     link = proposing(Trees(simple_texts, hidden, has_chains=True), 5)
     rig = new_rig(model, link, lookahead=5, captured=captured, max_rows=3, caching=False, taps=TAPS)
-    reader, requests = Reader(rig), new_requests(PLAIN)
+    reader, requests = Reader(rig), new_requests(SIMPLE)
     assert rig.run(requests) == simple_truth
     reader.check(model, requests)
     assert (reader.n_followed > 10) == (captured is not None)
@@ -125,6 +124,8 @@ def test_of_requests_that_the_host_decides(
     link = scripted(chance(texts), 4)
     rig = new_rig(model, link, lookahead=4, captured=(4, nodes), max_rows=3, caching=False, taps=TAPS)
     reader, requests = Reader(rig), new_requests()
+    for request in requests:  # of logits that a step adjusts, the host takes them
+        object.__setattr__(request.params, "logprobs", 1)
     assert rig.run(requests) == truth
     reader.check(model, requests)
     assert reader.n_decided_later > 10
@@ -145,6 +146,6 @@ def test_nothing_is_kept_without_taps(model: Transformer) -> None:
         return pending
 
     verifier.launch = watched  # type: ignore[method-assign]
-    rig.run(new_requests(PLAIN, n=2, max_tokens=3))
+    rig.run(new_requests(SIMPLE, n=2, max_tokens=3))
     assert len(kept) > 3
     assert all(each is None for each in kept)
