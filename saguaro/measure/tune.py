@@ -1,9 +1,11 @@
 """Measures each placement of the draft at several batch sizes, in turn.
 
-At each batch size every engine first learns for half of the time, and is measured in the other half.
+At each batch size every engine first learns for half of the time, and is measured in the other half. While it learns,
+it asks its draft in every round.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
@@ -79,7 +81,8 @@ def measure_placements(engines: Mapping[Placement, LLM], plan: Plan, progress: P
     found = []
     for batch in plan.batches:
         group = _Group(plan, batch, runs, progress)
-        group.run([Candidate(str(place), llm, True) for place, llm in engines.items()])
+        with _asking(engines.values()):
+            group.run([Candidate(str(place), llm, True) for place, llm in engines.items()])
         each = {place: Candidate(str(place), llm, True) for place, llm in engines.items()}
         for one in each.values():
             one.watch()
@@ -89,6 +92,18 @@ def measure_placements(engines: Mapping[Placement, LLM], plan: Plan, progress: P
             found.append(measured(place, batch, one))
         progress(group.stage, 1000, 1000)
     return found
+
+
+@contextmanager
+def _asking(engines: Collection[LLM]) -> Iterator[None]:
+    """In this context every round asks the draft, whether that pays or not: what it takes is to be learnt."""
+    for llm in engines:
+        llm.engine.round.asks.is_forced = True
+    try:
+        yield
+    finally:
+        for llm in engines:
+            llm.engine.round.asks.is_forced = False
 
 
 def measured(place: Placement, batch: int, one: Candidate) -> Measured:

@@ -20,12 +20,14 @@ class Engine:
     def __init__(self, clock: "Clock", seconds: float, n_slow: int = 0) -> None:
         self.clock, self.seconds, self.n_slow = clock, seconds, n_slow
         self.asked: list[tuple[list[list[int]], list[int | None]]] = []
+        self.asks, self.is_forced, self.forced = self, False, list[bool]()
         self.engine: Any = self
         self.round: Any = self
         self.observers: list[Any] = []
 
     def generate(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
         self.asked.append((list(prompts), [own.seed for own in params]))
+        self.forced.append(self.is_forced)
         self.clock.now += self.seconds * (10 if len(self.asked) <= self.n_slow else 1)
         return [[1, 2, 3, 4]] * len(prompts)
 
@@ -67,6 +69,7 @@ def test_each_half_has_a_turn_at_least(clock: Clock) -> None:
     plan = Plan(batches=[4], seconds=0.1, prompts=[[1]], params=SamplingParams())
     (found,) = measure_placements({SLOW: one}, plan, lambda *_: None)  # type: ignore[dict-item]
     assert len(one.asked) == 2
+    assert one.forced == [True, False], "while it learns, a draft is always asked"
     assert found.tok_s == pytest.approx(16 / 60)
 
 

@@ -48,6 +48,8 @@ class Rests(Protocol):
 class Asks(Protocol):
     """Decides whether the draft is asked."""
 
+    is_forced: bool  # ask in every round, whether that pays or not
+
     @property
     def is_asking(self) -> bool:
         """Whether it is, in this round."""
@@ -68,6 +70,9 @@ class AlwaysAsk:
 
     is_asking, why_not = True, None
 
+    def __init__(self) -> None:
+        self.is_forced = True
+
     def choose(self) -> None:
         """Nothing to decide."""
 
@@ -79,7 +84,7 @@ class MeasuredAsk:
     """Asks where measurements show a gain."""
 
     def __init__(self, link: Rests) -> None:
-        self.is_asking = True
+        self.is_asking, self.is_forced = True, False
         self._link, self._n_ready = link, link.n_ready
         self._worth: dict[Kind, Average] = defaultdict(partial(Average, kept=0.998))  # accepted tokens
         self._books: dict[int, Modes] = {}  # by batch size
@@ -93,7 +98,7 @@ class MeasuredAsk:
     def why_not(self) -> str | None:
         """See Asks."""
         book = self._book(self._size)
-        if book.best is not False:
+        if book.best is not False or self.is_forced:
             return None
         without, with_it = (way.rate(self._worth)[0] if way.seconds.n else 0.0 for way in book.ways)
         return (
@@ -106,8 +111,8 @@ class MeasuredAsk:
         if self._link.n_ready != self._n_ready:
             self._n_ready, self._n_alike = self._link.n_ready, STAYS
             self._books.clear()
-        wanted = self._book(self._size).is_taken
-        if wanted != self.is_asking and self._n_alike >= STAYS:
+        wanted = self.is_forced or self._book(self._size).is_taken
+        if wanted != self.is_asking and (self.is_forced or self._n_alike >= STAYS):
             self.is_asking, self._n_rounds, self._is_warm = wanted, 0, False
             if wanted:
                 self._link.wake()

@@ -209,6 +209,16 @@ def test_each_batch_size_has_a_choice_of_its_own() -> None:
     assert not any(play.rounds(100, FAR)[STAYS:])
 
 
+def test_it_can_be_told_to_ask_for_a_while() -> None:
+    play = Play()
+    assert not any(play.rounds(200, FAR)[100:])
+    play.asks.is_forced = True
+    assert all(play.rounds(50, FAR))
+    assert play.asks.why_not is None
+    play.asks.is_forced = False
+    assert not any(play.rounds(20, FAR))
+
+
 def test_the_lavish_always_ask() -> None:
     always: Sequence[object] = (AlwaysAsk().is_asking, AlwaysAsk().why_not)
     assert always == (True, None)
