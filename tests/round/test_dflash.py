@@ -6,10 +6,9 @@ heard of the text before.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from saguaro.attention.sdpa import kv_indices
 from saguaro.config import SamplingParams
 from saguaro.draft.block_drafter import BlockDrafter
 from saguaro.draft.block_pass import Asked
-from saguaro.draft.policy import learnt
 from saguaro.draft.rows import DraftRow
 from saguaro.errors import ConfigError
 from saguaro.kernels.bundle import plain_kernels
@@ -35,20 +33,13 @@ from tests.draft.config import new_config
 from tests.model.eagle_reference import watched
 from tests.round.dflashes import near_dflash, random_dflash
 from tests.round.eagles import calm_model
-from tests.round.tabular import Clock, under
+from tests.round.tabular import under
 from tests.round.test_conformance import N_REQUESTS, new_rig, variant
 from tests.round.test_eagle import Forgets, accepted, one, whole
 from tests.target.test_round import N_KNOWN, new_requests, true_logits, true_output
 
 # Beside BLOCKS of tests.round.test_conformance.
 OTHERS = ["sd trees", "amusd", "pearl", "specbranch", "saguaro", "swiftspec trees", "ssd suffix trees"]
-
-
-@pytest.fixture(autouse=True)
-def _clock() -> Iterator[None]:
-    """Nothing here depends on how fast this machine is."""
-    with patch.object(learnt, "clock", Clock()):
-        yield
 
 
 @pytest.fixture(scope="module")

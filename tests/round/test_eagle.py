@@ -6,10 +6,9 @@ heard of the text before.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from saguaro import methods
 from saguaro.attention.sdpa import kv_indices
 from saguaro.config import SamplingParams
 from saguaro.draft.grow import TreeDrafter
-from saguaro.draft.policy import learnt
 from saguaro.draft.rows import DraftRow
 from saguaro.errors import ConfigError
 from saguaro.kernels.bundle import plain_kernels
@@ -33,16 +31,9 @@ from saguaro.types import DRAFT, Features, Joined, Outcome, Speculation
 from tests.draft.config import new_config
 from tests.model.eagle_reference import watched
 from tests.round.eagles import TAPS, calm_model, near_eagle, random_eagle
-from tests.round.tabular import Clock, under
+from tests.round.tabular import under
 from tests.round.test_conformance import MODEL_VARIANTS, N_REQUESTS, Rig, new_rig, variant
 from tests.target.test_round import N_KNOWN, SPEC, Written, new_requests, true_logits, true_output
-
-
-@pytest.fixture(autouse=True)
-def _clock() -> Iterator[None]:
-    """Nothing here depends on how fast this machine is."""
-    with patch.object(learnt, "clock", Clock()):
-        yield
 
 
 @pytest.fixture(scope="module")
