@@ -649,7 +649,7 @@ def _is_automatic(value: object) -> bool:
 
 def _check_types(config: object) -> None:
     """Check scalar fields against their annotations; an int is accepted as a float."""
-    for name, kinds in _scalars(type(config)):
+    for name, kinds in _scalars(type(config)):  # type: ignore[arg-type]  # mypy asks the instances for __hash__
         allowed = (*kinds, int) if float in kinds else kinds
         value = getattr(config, name)
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in kinds):
