@@ -3,7 +3,7 @@
 import pytest
 
 from saguaro.draft.policy import learnt
-from tests.round.tabular import Clock
+from tests.clock import Clock
 
 
 @pytest.fixture(autouse=True)
