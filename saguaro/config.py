@@ -4,6 +4,7 @@ The command line's flags and the Python API's keywords are these fields; a field
 """
 
 import difflib
+import functools
 import json
 import math
 import re
@@ -648,12 +649,20 @@ def _is_automatic(value: object) -> bool:
 
 def _check_types(config: object) -> None:
     """Check scalar fields against their annotations; an int is accepted as a float."""
-    for name, hint in get_type_hints(type(config)).items():
-        kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        if not all(isinstance(kind, type) for kind in kinds):
-            continue  # containers are converted, not checked
+    for name, kinds in _scalars(type(config)):  # type: ignore[arg-type]  # mypy asks the instances for __hash__
         allowed = (*kinds, int) if float in kinds else kinds
         value = getattr(config, name)
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
             raise ConfigError(f"{name} is {short(value)}; it must be of type {wanted}")
+
+
+@functools.cache
+def _scalars(config: type) -> list[tuple[str, tuple[type, ...]]]:
+    """The scalar fields and their types. Containers are converted, not checked."""
+    found = []
+    for name, hint in get_type_hints(config).items():
+        kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        if all(isinstance(kind, type) for kind in kinds):
+            found.append((name, kinds))
+    return found

@@ -15,6 +15,7 @@ import torch
 from saguaro import LLM
 from saguaro.llm import default_cache
 from saguaro.model.default import fetch_default
+from tests.cli.here import Here
 
 # The files that take longest begin: one that begins last is waited for by all other processes.
 LONGEST = (
@@ -72,3 +73,9 @@ def default_folder() -> Path:
 def llm(default_folder: Path) -> LLM:
     """One engine on the default model for all tests that only ask it questions."""
     return LLM(default_folder, device="cpu")
+
+
+@pytest.fixture
+def here(capsys: pytest.CaptureFixture[str]) -> Here:
+    """The command line in this process."""
+    return Here(capsys)

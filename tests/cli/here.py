@@ -1,5 +1,6 @@
 """The command in this process, without another two seconds of imports: for what a process has shown already."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,12 @@ class Here:
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
-    def __call__(self, *args: str) -> "subprocess.CompletedProcess[str]":
+    def __call__(self, *args: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
         self._capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(args)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sys, "stdin", io.StringIO(stdin))
+            with pytest.raises(SystemExit) as ended:
+                main(args)
         said = self._capsys.readouterr()
         assert isinstance(ended.value.code, int)
         return subprocess.CompletedProcess(args, ended.value.code, said.out, said.err)

@@ -25,6 +25,7 @@ from saguaro.measure.peer_url import parse_peer_url
 from saguaro.measure.served import Reading, Run, ServedEntry, figures, spread
 from saguaro.measure.served_table import served_table
 from saguaro.model.tiny import write_tiny
+from tests.cli.here import Here
 from tests.client.scripted import Exchange, scripted
 from tests.serve.http.driver import running, tiny_llm
 
@@ -36,14 +37,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("served"), "llama")
 
 
-def test_ours_and_a_peer_side_by_side(target: Path, tmp_path: Path) -> None:
+def test_ours_and_a_peer_side_by_side(target: Path, tmp_path: Path, here: Here) -> None:
     """The peer is another server of the same model, so its text is the same too."""
     out = tmp_path / "out.json"
     with running(tiny_llm(target, draft=None, method="ar")) as other:
         args = ["bench", "--model", str(target), "--methods", "ar,ngram", "--no-chat", "--num-prompts", "6"]
         args += ["--concurrency", "1", "4", "--max-tokens", "8", "--peer", f"openai={other.url},name=theirs"]
-        command = [sys.executable, "-m", "saguaro", *args, "--kv-memory", "2MiB", "--json", str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = here(*args, "--kv-memory", "2MiB", "--json", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "identical text: ar, ngram\n" in done.stdout
     assert done.stdout.count("theirs") == 2

@@ -1,7 +1,7 @@
 """The `saguaro` command as a user runs it: real processes."""
 
 import contextlib
-import io
+import fcntl
 import json
 import os
 import pty
@@ -174,15 +174,20 @@ def test_other_output_to_a_full_disk(tiny: str, args: list[str], here: Here) -> 
     assert (done.returncode, done.stderr) == (1, f"saguaro: {FULL}\n")
 
 
-def test_a_reader_that_leaves_is_no_error_to_speak_of(tiny: str) -> None:
-    args = [*SAGUARO, "generate", "--model", tiny, "--prompt", "x", "--max-tokens", "240", "--ignore-eos"]
-    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+def test_a_reader_that_leaves_is_no_error_to_speak_of(tiny: str, tmp_path: Path, here: Here) -> None:
+    """The output is longer than the pipe holds, so the command still writes when the reader leaves."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("the end\n" * 24)
+    args = ["generate", "--model", tiny, "--prompts", str(prompts), "--max-tokens", "40", "--ignore-eos", "--json"]
+    with subprocess.Popen([*SAGUARO, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        process.stdout.read(1)
+        n_bytes = fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        assert len(process.stdout.read(1)) == 1
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(timeout=60) == 1
+    assert len(here(*args).stdout) > n_bytes + 1
 
 
 def test_info_describes_the_model(tiny: str, here: Here) -> None:
@@ -235,9 +240,9 @@ def test_chat_reads_a_pipe_to_its_end(tiny: str, tmp_path: Path) -> None:
     assert len(record.read_text().splitlines()) >= 2
 
 
-def test_a_full_context_drops_the_oldest_turns(tiny: str, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("the end of the tale\n" * 4))
-    done = here("chat", "--model", tiny, "--max-model-len", "96", "--max-tokens", "16")
+def test_a_full_context_drops_the_oldest_turns(tiny: str, here: Here) -> None:
+    args = ("chat", "--model", tiny, "--max-model-len", "96", "--max-tokens", "16")
+    done = here(*args, stdin="the end of the tale\n" * 4)
     assert done.returncode == 0, done.stderr
     assert "oldest turns are forgotten" in done.stderr
 

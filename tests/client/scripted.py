@@ -1,24 +1,20 @@
 """An OpenAI-compatible server that follows a script, on a real socket: what other servers may do."""
 
 import json
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.loopback import Quiet, listening
 
 Act = Callable[["Exchange"], None]  # answers one POST
 
 
-class Exchange(BaseHTTPRequestHandler):
+class Exchange(Quiet):
     """One request to the server, and what may be answered."""
 
     protocol_version = "HTTP/1.1"
     body: dict[str, Any]
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
 
     def reply(self, status: int, body: bytes, kind: str = "application/json") -> None:
         """A complete answer."""
@@ -59,17 +55,5 @@ def scripted(acts: Mapping[str, Act], models: Mapping[str, Any] | None = None) -
             self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             acts[self.path.split("/")[1]](self)
 
-    class Server(ThreadingHTTPServer):
-        def handle_error(self, *where: Any) -> None:
-            if not isinstance(sys.exception(), ConnectionError):  # a client that leaves is no error
-                super().handle_error(*where)
-
-    server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(Handler) as address:
+        yield address

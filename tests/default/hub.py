@@ -1,12 +1,12 @@
 """A small Hugging Face Hub on loopback: real HTTP, files of a folder under one repository name."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
+
+from tests.loopback import Quiet, listening
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -15,7 +15,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 def serve_hub(repo: str, folder: Path) -> Iterator[str]:
     """Serve the folder's files as a repository; the Hub's address."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         protocol_version = "HTTP/1.1"
 
         def do_HEAD(self) -> None:
@@ -50,9 +50,6 @@ def serve_hub(repo: str, folder: Path) -> Iterator[str]:
             if with_body:
                 self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
     def _files() -> list[str]:
         return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
@@ -60,12 +57,5 @@ def serve_hub(repo: str, folder: Path) -> Iterator[str]:
         """/someone/tiny/resolve/main/original/params.json -> the file original/params.json"""
         return folder / path.removeprefix(f"/{repo}/resolve/").split("/", 1)[1]
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(Handler) as address:
+        yield address

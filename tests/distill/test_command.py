@@ -1,5 +1,7 @@
 """`saguaro distill` as its users have it: one command, a folder, and a draft that changes no token."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -15,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from saguaro import LLM, SamplingParams
+from saguaro.cli.main import main
 from saguaro.model.tiny import write_tiny
 from tests.cli.here import Here
 
@@ -243,9 +246,11 @@ EAGLE: dict[str, Any] = {"kind": "eagle3", "layers": None, "feature_layers": [1,
 def eagle(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """An EAGLE-3 head, and what the command said of it."""
     out = tmp_path_factory.mktemp("eagle") / "draft"
-    done = run(arguments(target, prompts, out, EAGLE))
-    assert done.returncode == 0, done.stderr
-    return out, json.loads(done.stdout)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), pytest.raises(SystemExit) as ended:
+        main(arguments(target, prompts, out, EAGLE)[3:])
+    assert ended.value.code == 0
+    return out, json.loads(said.getvalue())
 
 
 def test_an_eagle3_head_learns_and_is_evaluated(eagle: tuple[Path, dict[str, Any]], target: Path) -> None:

@@ -1,6 +1,7 @@
 """Run an engine to the end and look at its books on the way."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -8,9 +9,12 @@ import pytest
 from saguaro import LLM, EngineConfig, SamplingParams
 from saguaro.engine.engine import Engine
 from saguaro.engine.results import Delta, Result
+from saguaro.link.apart import Apart
+from saguaro.measure.metrics import Summary
 from saguaro.runner.captured import Followed
 from saguaro.target.scheduler import Batch
 from saguaro.types import Speculation
+from tests.link.target import rest
 
 
 def sibling(engine: Engine, **settings: object) -> Engine:
@@ -52,3 +56,35 @@ def deciders(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Sampl
 
     monkeypatch.setattr(verifier, "launch", spied)
     return found
+
+
+def sample(max_tokens: int = 24, **params: Any) -> SamplingParams:
+    """So many tokens, drawn with a seed; others replace any of it."""
+    return SamplingParams(**{"temperature": 1.0, "seed": 7, "max_tokens": max_tokens, "ignore_eos": True, **params})
+
+
+def link_of(llm: LLM) -> Apart:
+    """The link to a draft elsewhere."""
+    link = llm.engine.round.draft
+    assert isinstance(link, Apart)
+    return link
+
+
+def watch(llm: LLM) -> Summary:
+    """What happens from now on."""
+    summary = Summary()
+    llm.engine.round.observers.append(summary.add)
+    return summary
+
+
+@contextlib.contextmanager
+def resting(llm: LLM) -> Iterator[None]:
+    """The draft prepares all it can in every round, however busy this machine is."""
+    observers, link = llm.engine.round.observers, link_of(llm)
+
+    def wait(_: object) -> None:
+        rest(link)
+
+    observers.append(wait)
+    yield
+    observers.remove(wait)

@@ -1,7 +1,5 @@
 """The whole engine with a DFlash draft: in the target's thread, and in a process of its own that is killed."""
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +8,19 @@ import pytest
 
 from saguaro import LLM, Structured
 from saguaro.errors import ConfigError, UnsupportedModel
-from saguaro.link.apart import Timeouts
 from saguaro.model.tiny import write_tiny
 from saguaro.model.tiny_dflash import write_tiny_dflash
-from tests.engine.driver import run
-from tests.engine.test_eagle import PARAMS, PROMPTS, link_of, sample, tokens, watch
-from tests.link.target import is_running, until
-
-SETTINGS: dict[str, Any] = {"method": "ssd-uniform", "lookahead": 3, "budget": 4, "draft_timeout": 60.0}
+from tests.engine.driver import run, watch
+from tests.engine.features import (
+    PROMPTS,
+    SETTINGS,
+    check_killed,
+    check_over_the_link,
+    drafted_apart,
+    new_plain,
+    sample,
+    tokens,
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def draft(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> LLM:
-    return LLM(folder, device="cpu", kv_memory="2MiB", threads=1, max_batch_tokens=32, page_size=4)
+    return new_plain(folder)
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +45,7 @@ def expected(plain: LLM) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def apart(plain: LLM, draft: str) -> Iterator[LLM]:
-    """The draft is in a process of its own."""
-    with plain.sibling(**{**SETTINGS, "method": "swiftspec", "budget": 8}, draft=draft, link="process") as llm:
-        link_of(llm).patience = Timeouts(pauses=(0.0,))
+    with drafted_apart(plain, draft) as llm:
         yield llm
 
 
@@ -70,33 +71,13 @@ def test_in_the_targets_thread_the_tokens_are_those_of_ar(
 
 
 def test_over_the_link_the_tokens_are_those_of_ar(apart: LLM, expected: list[list[int]]) -> None:
-    link, summary = link_of(apart), watch(apart)
-    for _ in range(2):
-        assert tokens(apart) == expected
-    assert (link.n_starts, link.n_deaths, link.n_late) == (1, 0, 0)
-    assert summary.by_source["draft"] > 0
-    assert summary.by_source["cache"] > 0
+    check_over_the_link(apart, expected)
 
 
 def test_a_draft_that_is_killed_comes_back_without_the_features_it_missed(
     apart: LLM, expected: list[list[int]]
 ) -> None:
-    """The rows continue alone, and later ones are drafted for again."""
-    link = link_of(apart)
-    ids = [apart.engine.add(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
-    for _ in range(4):
-        apart.engine.step()
-    assert link.pid is not None
-    os.kill(link.pid, signal.SIGKILL)
-    while apart.engine.has_work:
-        apart.engine.step()
-    results = [apart.engine.result(name) for name in ids]
-    assert [output.token_ids for result in results for output in result.outputs] == expected
-    assert link.n_deaths == 1
-    summary = watch(apart)
-    until(lambda: bool(apart.generate("in an", sample())) and summary.by_source["draft"] > 0)
-    assert link.pid is not None
-    assert is_running(link.pid)
+    check_killed(apart, expected)
 
 
 @pytest.mark.parametrize("method", ["ssd", "ssd-uniform"])

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from saguaro import LLM, SamplingParams
+from saguaro import LLM
 from saguaro.engine.results import Result
 from saguaro.errors import DraftError
 from saguaro.link.apart import Apart, Timeouts
-from saguaro.measure.metrics import Summary
 from saguaro.model.tiny import write_tiny
-from tests.engine.driver import run
+from tests.engine.driver import link_of, resting, run, sample, watch
 from tests.link.target import is_running, until
 
 PROMPTS: list[str | list[int]] = ["the end", "in an other", [104, 105], "an"]
@@ -29,10 +28,6 @@ SETTINGS: dict[str, Any] = {
     "budget": 4,
     "draft_timeout": 60.0,
 }
-
-
-def sample(max_tokens: int = 24, **params: Any) -> SamplingParams:
-    return SamplingParams(**{"temperature": 1.0, "seed": 7, "max_tokens": max_tokens, "ignore_eos": True, **params})
 
 
 PARAMS = [sample(), sample(temperature=0.0), sample(n=2, top_p=0.9), sample(logit_bias={101: 2.0}, min_p=0.01)]
@@ -50,8 +45,8 @@ def plain(folder: Path) -> LLM:
 
 @pytest.fixture(scope="module")
 def drafted(plain: LLM) -> Iterator[LLM]:
-    """One engine for the tests that leave its draft alive, or let it come back."""
-    with plain.sibling(**SETTINGS) as llm:
+    """One engine for the tests that leave its draft alive, or let it come back. What missed is always drafted."""
+    with plain.sibling(**SETTINGS, fallback="draft") as llm:
         link_of(llm).patience = Timeouts(pauses=(0.0,))
         yield llm
         pid = pid_of(llm)
@@ -69,22 +64,10 @@ def tokens(results: list[Result]) -> list[list[int]]:
     return [output.token_ids for result in results for output in result.outputs]
 
 
-def link_of(llm: LLM) -> Apart:
-    link = llm.engine.round.draft
-    assert isinstance(link, Apart)
-    return link
-
-
 def pid_of(llm: LLM) -> int:
     pid = link_of(llm).pid
     assert pid is not None
     return pid
-
-
-def watch(llm: LLM) -> Summary:
-    summary = Summary()
-    llm.engine.round.observers.append(summary.add)
-    return summary
 
 
 def come_back(llm: LLM) -> None:
@@ -98,8 +81,9 @@ def come_back(llm: LLM) -> None:
 
 def test_the_tokens_are_those_of_ar_and_rounds_are_saved(drafted: LLM, expected: list[list[int]]) -> None:
     link, summary = link_of(drafted), watch(drafted)
-    for _ in range(3):
-        assert tokens(run(drafted.engine, PROMPTS, PARAMS)) == expected
+    with resting(drafted):
+        for _ in range(2):
+            assert tokens(run(drafted.engine, PROMPTS, PARAMS)) == expected
     assert (link.n_starts, link.n_deaths, link.n_late) == (1, 0, 0)
     assert summary.by_source["cache"] > 0
     assert summary.by_source["draft"] > 0
@@ -114,7 +98,8 @@ def test_rows_that_are_not_speculated_keep_the_others_in_step(drafted: LLM, plai
     lengths = [5, 24, 12, 24, 3, 24, 17, 9]
     params = [sample(n, seed=at, speculation=at % 3 != 0) for at, n in enumerate(lengths)]
     prompts = PROMPTS * 2
-    assert tokens(run(drafted.engine, prompts, params)) == tokens(run(plain.engine, prompts, params))
+    with resting(drafted):
+        assert tokens(run(drafted.engine, prompts, params)) == tokens(run(plain.engine, prompts, params))
     assert (link.n_starts, link.n_deaths, link.n_late) == before
     assert summary.by_source["cache"] > 0
     assert tokens(run(drafted.engine, ["an"], sample(speculation=False))) == tokens(

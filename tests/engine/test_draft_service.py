@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from saguaro import LLM, SamplingParams
+from saguaro import LLM
 from saguaro.config import DraftConfig
 from saguaro.draft.policy.ask import AlwaysAsk
 from saguaro.engine.results import Result
@@ -24,22 +24,17 @@ from saguaro.link.apart import Apart, Timeouts
 from saguaro.link.served import ServedModel, Source, load_served
 from saguaro.link.service import Service
 from saguaro.link.several import Several
-from saguaro.measure.metrics import Summary
 from saguaro.method import METHODS
 from saguaro.model.tiny import write_tiny
 from saguaro.model.tiny_eagle import LAYOUTS, write_tiny_eagle
 from saguaro.round import DraftSide
-from tests.engine.driver import run
+from tests.engine.driver import link_of, run, sample, watch
 from tests.link.service import KEY, Relay, key_file, served, serving
 from tests.link.target import until
 
 PROMPTS: list[str | list[int]] = ["the end", "in an other", [104, 105], "an"]
 SETTINGS: dict[str, Any] = {"lookahead": 3, "budget": 4, "draft_timeout": 60.0}
 CPU = torch.device("cpu")
-
-
-def sample(max_tokens: int = 24, **params: Any) -> SamplingParams:
-    return SamplingParams(**{"temperature": 1.0, "seed": 7, "max_tokens": max_tokens, "ignore_eos": True, **params})
 
 
 PARAMS = [sample(), sample(temperature=0.0), sample(n=2, top_p=0.9), sample(logit_bias={101: 2.0}, min_p=0.01)]
@@ -124,18 +119,6 @@ def drafted(plain: LLM, key: str, address: Address, draft: str = "", **settings:
     with plain.sibling(**chosen) as llm:
         link_of(llm).patience = Timeouts(pauses=(0.0,))
         yield llm
-
-
-def link_of(llm: LLM) -> Apart:
-    link = llm.engine.round.draft
-    assert isinstance(link, Apart)
-    return link
-
-
-def watch(llm: LLM) -> Summary:
-    summary = Summary()
-    llm.engine.round.observers.append(summary.add)
-    return summary
 
 
 # In step

@@ -1,35 +1,28 @@
 """The whole engine with an EAGLE-3 draft: in the target's thread, and in a process of its own that is killed."""
 
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from saguaro import LLM, EngineConfig, SamplingParams
+from saguaro import LLM, EngineConfig
 from saguaro.engine.assembly import Assembly
 from saguaro.errors import ConfigError, CorruptModel, UnsupportedModel
-from saguaro.link.apart import Apart, Timeouts
-from saguaro.measure.metrics import Summary
 from saguaro.model.tiny import write_tiny
 from saguaro.model.tiny_eagle import write_tiny_eagle
 from saguaro.types import Outcome
-from tests.engine.driver import run
-from tests.link.target import is_running, until
-
-PROMPTS: list[str | list[int]] = ["the end of the other inner man", "in an other", [104, 105], "the end of the"]
-SETTINGS: dict[str, Any] = {"method": "ssd-uniform", "lookahead": 3, "budget": 4, "draft_timeout": 60.0}
-
-
-def sample(max_tokens: int = 16, **params: Any) -> SamplingParams:
-    return SamplingParams(**{"temperature": 1.0, "seed": 7, "max_tokens": max_tokens, "ignore_eos": True, **params})
-
-
-PARAMS = [sample(), sample(temperature=0.0), sample(n=2, top_p=0.9), sample(speculation=False)]
+from tests.engine.driver import watch
+from tests.engine.features import (
+    SETTINGS,
+    check_killed,
+    check_over_the_link,
+    drafted_apart,
+    new_plain,
+    sample,
+    tokens,
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +37,7 @@ def head(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> LLM:
-    return LLM(folder, device="cpu", kv_memory="2MiB", threads=1, max_batch_tokens=32, page_size=4)
+    return new_plain(folder)
 
 
 @pytest.fixture(scope="module")
@@ -54,26 +47,8 @@ def expected(plain: LLM) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def apart(plain: LLM, head: str) -> Iterator[LLM]:
-    """The draft is in a process of its own."""
-    with plain.sibling(**{**SETTINGS, "method": "swiftspec", "budget": 8}, draft=head, link="process") as llm:
-        link_of(llm).patience = Timeouts(pauses=(0.0,))
+    with drafted_apart(plain, head) as llm:
         yield llm
-
-
-def tokens(llm: LLM) -> list[list[int]]:
-    return [output.token_ids for result in run(llm.engine, PROMPTS, PARAMS) for output in result.outputs]
-
-
-def link_of(llm: LLM) -> Apart:
-    link = llm.engine.round.draft
-    assert isinstance(link, Apart)
-    return link
-
-
-def watch(llm: LLM) -> Summary:
-    summary = Summary()
-    llm.engine.round.observers.append(summary.add)
-    return summary
 
 
 @pytest.mark.parametrize("layout", ["speculators", "qwen3"])
@@ -90,34 +65,13 @@ def test_in_the_targets_thread_the_tokens_are_those_of_ar(
 
 
 def test_over_the_link_the_tokens_are_those_of_ar(apart: LLM, expected: list[list[int]]) -> None:
-    link, summary = link_of(apart), watch(apart)
-    for _ in range(2):
-        assert tokens(apart) == expected
-    assert (link.n_starts, link.n_deaths, link.n_late) == (1, 0, 0)
-    assert summary.by_source["draft"] > 0
-    assert summary.by_source["cache"] > 0
+    check_over_the_link(apart, expected)
 
 
 def test_a_draft_that_is_killed_comes_back_without_the_features_it_missed(
     apart: LLM, expected: list[list[int]]
 ) -> None:
-    """The rows continue alone, and later ones are drafted for again."""
-    link = link_of(apart)
-    ids = [apart.engine.add(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
-    for _ in range(4):
-        apart.engine.step()
-    assert link.pid is not None
-    os.kill(link.pid, signal.SIGKILL)
-    while apart.engine.has_work:
-        apart.engine.step()
-    results = [apart.engine.result(name) for name in ids]
-    assert [output.token_ids for result in results for output in result.outputs] == expected
-    assert link.n_deaths == 1
-    summary = watch(apart)
-    until(lambda: bool(apart.generate("in an", sample())) and summary.by_source["draft"] > 0)
-    assert link.pid is not None
-    assert is_running(link.pid)
-    assert tokens(apart) == expected
+    check_killed(apart, expected)
 
 
 def test_nothing_is_returned_that_no_draft_reads(plain: LLM, head: str) -> None:

@@ -5,8 +5,6 @@ One token's embedding is NaN: a text with that token has no finite logits from t
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saguaro import LLM, SamplingParams
-from saguaro.cli.main import main
 from saguaro.engine import assembly
 from saguaro.engine.results import Result
 from saguaro.kernels import native
 from saguaro.kernels.bundle import plain_kernels
 from saguaro.model.tiny import write_tiny
 from saguaro.target.scheduler import NOT_FINITE
+from tests.cli.here import Here
 from tests.serve.http.driver import Running, running, tiny_llm
 
 NAN, INF = math.nan, math.inf
@@ -162,35 +160,20 @@ def test_a_prompt_is_not_scored_by_what_is_no_number(folder: Path, max_tokens: i
 # The command
 
 
-def saguaro(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "saguaro", *args]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
-
-
-def here(*args: str, capsys: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
-    """In this process, without another two seconds of imports."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(args)
-    said = capsys.readouterr()
-    assert isinstance(ended.value.code, int)
-    return subprocess.CompletedProcess(args, ended.value.code, said.out, said.err)
-
-
-def test_generate_says_so_and_fails(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = saguaro("generate", "--model", str(folder), "--prompt", "aqua", "--max-tokens", "4")
+def test_generate_says_so_and_fails(folder: Path, tmp_path: Path, here: Here) -> None:
+    done = here("generate", "--model", str(folder), "--prompt", "aqua", "--max-tokens", "4")
     assert (done.returncode, done.stdout, done.stderr) == (1, "\n", f"saguaro: {NOT_FINITE}\n")
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("the end\naqua\n")
     args = ("generate", "--model", str(folder), "--prompts", str(prompts), "--max-tokens", "4", "--temperature", "0")
-    done = here(*args, "--json", "--logprobs", "3", capsys=capsys)
+    done = here(*args, "--json", "--logprobs", "3")
     first, second = (json.loads(line, parse_constant=pytest.fail) for line in done.stdout.splitlines())
     assert (first["finish_reason"], "error" in first, len(first["logprobs"])) == ("length", False, 4)
     assert (second["finish_reason"], second["error"], second["logprobs"]) == ("error", NOT_FINITE, [])
     assert done.returncode == 1
 
 
-def test_json_has_no_infinity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_no_infinity(tmp_path: Path, here: Here) -> None:
     """A reduced head cannot say most tokens: their logprob is minus infinity."""
     folder = write_tiny(tmp_path, "llama")
     tensors = load_file(folder / "model.safetensors")
@@ -198,19 +181,19 @@ def test_json_has_no_infinity(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     save_file({**tensors, "lm_head.weight": tensors["lm_head.weight"][ids]}, folder / "model.safetensors")
     save_file({"ids": ids}, folder / "token_map.safetensors")
     args = ("generate", "--model", str(folder), "--prompt", "x", "--max-tokens", "2", "--json", "--logprobs", "5")
-    done = here(*args, capsys=capsys)
+    done = here(*args)
     (line,) = (json.loads(line, parse_constant=pytest.fail) for line in done.stdout.splitlines())
     assert sorted(line["logprobs"][0]["top"].values())[:2] == [-9999.0, -9999.0]
 
 
-def test_the_chat_says_so_and_forgets_the_message(folder: Path) -> None:
-    done = saguaro("chat", "--model", str(folder), "--max-tokens", "4", stdin="aqua\n/history\n")
+def test_the_chat_says_so_and_forgets_the_message(folder: Path, here: Here) -> None:
+    done = here("chat", "--model", str(folder), "--max-tokens", "4", stdin="aqua\n/history\n")
     assert "logits are not finite" in " ".join(done.stderr.split())
     assert "aqua" not in done.stderr
 
 
-def test_compare_does_not_call_it_identical(folder: Path) -> None:
-    done = saguaro("compare", "--model", str(folder), "--prompt", "aqua", "--max-tokens", "4")
+def test_compare_does_not_call_it_identical(folder: Path, here: Here) -> None:
+    done = here("compare", "--model", str(folder), "--prompt", "aqua", "--max-tokens", "4")
     assert done.returncode == 2
     assert "logits are not finite" in done.stderr
     assert "identical" not in done.stdout

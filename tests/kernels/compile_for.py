@@ -81,8 +81,8 @@ def main(name: str) -> None:
             launch_attention(n_rows, longest, *shape[1:4])
     launch_sampling()
     launch_adjusting()
-    for n_places, n_children in ((137, 8), (225, 25)):  # trees of 8 steps of 8 and 8 prepared; 24 prepared
-        launch_growth(n_places, n_children)
+    launch_growth(137, 8, (False, True))  # trees of 8 steps of 8 and 8 prepared
+    launch_growth(225, 25, (True,))  # 24 prepared; chances that fall take more
 
 
 def kind_of(value: float) -> str:
@@ -177,7 +177,7 @@ def launch_adjusting() -> None:
         adjust(empty(2 * width, 151936, dtype=torch.float32), rules, texts, tables, 151936)
 
 
-def launch_growth(n_places: int, n_children: int) -> None:
+def launch_growth(n_places: int, n_children: int, falling: tuple[bool, ...]) -> None:
     """The bookkeeping of the first step of a draft, of one between, of the last, and of an outcome, for four rows."""
     from saguaro.draft.tree import AT_PLACE, LINEAGES, NO_TREE, Trees
     from saguaro.kernels.grow import advance, land, show
@@ -191,7 +191,7 @@ def launch_growth(n_places: int, n_children: int) -> None:
         path, is_real = empty(4, n_before, 17, dtype=long), empty(4, n_before, dtype=torch.bool)
         before = (index, is_real, place, position, depth, path, empty(4, n_before, dtype=torch.float32))
         ranked = (empty(4 * n_before, n_children, dtype=long), empty(4 * n_before, n_children, dtype=torch.float32))
-        for falls in (False, True):
+        for falls in falling:
             advance(state, before, ranked, *rest, LINEAGES, n, 8, False, falls)
     landed = land(state, trees.root, which, which, which, (NO_TREE, AT_PLACE))
     for n, is_chain in ((31, False), (8, True)):

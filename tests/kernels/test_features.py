@@ -23,7 +23,7 @@ from saguaro.types import Features, Joined, Outcome
 from tests.draft.config import new_config
 from tests.round.dflashes import near_dflash
 from tests.round.eagles import calm_model, near_eagle
-from tests.round.test_eagle import whole
+from tests.round.features import whole
 from tests.target.test_round import N_KNOWN
 
 CPU = torch.device("cpu")

@@ -53,6 +53,11 @@ def state_of(pid: int) -> str:
         return "X"
 
 
+def rest(link: Apart) -> None:
+    """Wait until a draft process waits for its next message: what it prepares is complete."""
+    until(lambda: link.pid is not None and state_of(link.pid) == "S")
+
+
 class Target:
     """Plays rounds with random outcomes; rows come and go."""
 

@@ -1,16 +1,15 @@
 """Public prompt sets, from servers on loopback with files in the layout of the real ones."""
 
 import gzip
-import http.server
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from saguaro.errors import ConfigError, DatasetError
 from saguaro.measure.datasets import DATASETS, Dataset, prompts_file
 from saguaro.measure.prompts import read_prompt_file
 from tests.default.hub import serve_hub
+from tests.loopback import Quiet, listening
 
 ROWS: dict[str, Any] = {
     "humaneval": {"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f", "test": ""},
@@ -49,23 +49,15 @@ def write_source(dataset: Dataset, folder: Path, n: int) -> Path:
     return path
 
 
+class Files(Quiet, SimpleHTTPRequestHandler):
+    """Serves the files of a folder."""
+
+
 @contextmanager
 def serve_files(folder: Path) -> Iterator[str]:
     """Serve a folder's files; its address."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(partial(Files, directory=str(folder))) as address:
+        yield address
 
 
 def test_every_set_has_rows_here() -> None:
@@ -125,24 +117,17 @@ def test_a_download_that_is_cut_short_is_not_kept(tmp_path: Path) -> None:
     real = DATASETS["mt-bench"]
     whole = write_source(real, tmp_path / "web", real.n_rows).read_bytes()
 
-    class Cut(http.server.BaseHTTPRequestHandler):
+    class Cut(Quiet):
         def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("Content-Length", str(len(whole)))
             self.end_headers()
             self.wfile.write(whole[: len(whole) // 2])
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Cut)
-    thread = threading.Thread(target=server.handle_request)
-    thread.start()
-    dataset = replace(real, source=f"http://127.0.0.1:{server.server_address[1]}/{real.file}")
-    with pytest.raises(DatasetError, match=rf"only {len(whole) // 2} of {len(whole)} bytes arrived"):
-        prompts_file(dataset, tmp_path / "cache")
-    thread.join()
-    server.server_close()
+    with listening(Cut) as address:
+        dataset = replace(real, source=f"{address}/{real.file}")
+        with pytest.raises(DatasetError, match=rf"only {len(whole) // 2} of {len(whole)} bytes arrived"):
+            prompts_file(dataset, tmp_path / "cache")
     assert list((tmp_path / "cache" / "datasets").iterdir()) == []
 
 

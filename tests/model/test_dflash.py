@@ -21,9 +21,9 @@ from saguaro.model.tiny_dflash import LAYOUTS, write_tiny_dflash
 from saguaro.model.transformer import Transformer
 from saguaro.types import DRAFT, Features, Joined, Outcome
 from tests.draft.config import new_config
+from tests.model.damage import changed, having, without
 from tests.model.dflash_reference import Reference
 from tests.model.eagle_reference import features_of, watched
-from tests.model.test_eagle import changed, having, without
 
 CPU = torch.device("cpu")
 N_KNOWN, N_LAYERS = 264, 6

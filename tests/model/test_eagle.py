@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from saguaro.attention.step import Segment, make_step
@@ -26,6 +25,7 @@ from saguaro.model.transformer import Transformer
 from saguaro.runner.runner import Ran, make_runner
 from saguaro.types import DRAFT, Features, Joined, Outcome
 from tests.draft.config import new_config
+from tests.model.damage import changed, having, without
 from tests.model.eagle_reference import Reference, features_of, watched
 
 CPU = torch.device("cpu")
@@ -162,23 +162,6 @@ def test_a_loop_of_five_steps_is_that_of_the_description(
 
 
 # What does not fit
-
-
-def changed(folder: Path, **fields: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
-def without(folder: Path, name: str) -> None:
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    del tensors[name]
-    save_file(tensors, path)
-
-
-def having(folder: Path, **tensors: Tensor) -> None:
-    path = folder / "model.safetensors"
-    save_file(load_file(path) | tensors, path)
 
 
 REFUSED: dict[str, tuple[str, Callable[[Path], None], type[ModelError], str]] = {

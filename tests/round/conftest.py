@@ -1,12 +1,11 @@
-"""Exhaustive tests play a path again and again: whatever is decided by the clock must be decided alike each time."""
-
-from itertools import count
+"""Nothing here depends on how fast this machine is: whatever is decided by the clock is decided alike each time."""
 
 import pytest
 
 from saguaro.draft.policy import learnt
+from tests.clock import Clock
 
 
 @pytest.fixture(autouse=True)
 def _every_look_at_the_clock_takes_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learnt, "clock", count().__next__)
+    monkeypatch.setattr(learnt, "clock", Clock())

@@ -53,6 +53,7 @@ from saguaro.target.sampler import Sampler
 from saguaro.target.scheduler import Batch, Commit, Scheduler
 from saguaro.target.verifier import Pending, Verifier
 from saguaro.types import DraftLink, Outcome, Speculation
+from tests.clock import Clock
 from tests.draft.config import new_config
 
 T = TypeVar("T")
@@ -333,18 +334,6 @@ class Chance:
         self._chance *= (end - start) / (high - low)
         self._known[noise] = (start, end)
         return token
-
-
-@dataclass
-class Clock:
-    """A clock of which every look takes as long."""
-
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        """One later than before."""
-        self.now += 1
-        return self.now
 
 
 @dataclass

@@ -16,11 +16,11 @@ from saguaro import rng
 from saguaro.config import SamplingParams
 from saguaro.draft.policy import learnt
 from saguaro.target.request import Request
+from tests.clock import Clock
 from tests.round.tabular import (
     N_POSITIONS,
     PROMPTS,
     RULES,
-    Clock,
     Setting,
     draft_of,
     new_law,

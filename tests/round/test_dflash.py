@@ -4,12 +4,9 @@ A draft that reads a wrong feature changes no token, so its proposals are compar
 heard of the text before.
 """
 
-import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,34 +17,25 @@ from saguaro.attention.sdpa import kv_indices
 from saguaro.config import SamplingParams
 from saguaro.draft.block_drafter import BlockDrafter
 from saguaro.draft.block_pass import Asked
-from saguaro.draft.policy import learnt
 from saguaro.draft.rows import DraftRow
 from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.link.inline import Inline
 from saguaro.model.dflash import DFlash
 from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide
-from saguaro.target.request import Request
 from saguaro.target.sampler import Sampler
 from saguaro.types import CACHE, DRAFT, Features, Joined, Outcome, Speculation
 from tests.draft.config import new_config
 from tests.model.eagle_reference import watched
 from tests.round.dflashes import near_dflash, random_dflash
 from tests.round.eagles import calm_model
-from tests.round.tabular import Clock, under
+from tests.round.features import ATTENDED, MANY, PLAIN, Forgets, accepted, check_law, one, whole
+from tests.round.tabular import under
 from tests.round.test_conformance import N_REQUESTS, new_rig, variant
-from tests.round.test_eagle import ATTENDED, PLAIN, Forgets, accepted, one, whole
-from tests.target.test_round import N_KNOWN, STYLES, new_requests, true_logits, true_output
+from tests.target.test_round import N_KNOWN, STYLES, new_requests, true_output
 
 # Beside BLOCKS of tests.round.test_conformance.
 OTHERS = ["sd trees", "amusd", "pearl", "specbranch", "saguaro", "swiftspec trees", "ssd suffix trees"]
-
-
-@pytest.fixture(autouse=True)
-def _clock() -> Iterator[None]:
-    """Nothing here depends on how fast this machine is."""
-    with patch.object(learnt, "clock", Clock()):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -248,19 +236,5 @@ def test_rejection_at_temperature_0_gives_the_true_tokens(
 def test_rejection_at_temperature_1_keeps_the_targets_law(
     method: str, width: int, kernels: Kernels | None, target: Transformer, near: DFlash
 ) -> None:
-    """The second token of an output is the first that is speculated."""
-    n, prompt = 300, [3, 14, 15]
-    requests = [Request(f"r{i}", prompt, SamplingParams(max_tokens=3), 100 + i) for i in range(n)]
-    sizes: dict[str, Any] = {"max_rows": 200, "max_tokens": 4000, "n_pages": 2000, "draft_tokens": 9000, "lookahead": 2}
-    rig = new_rig(under("rejection", method), target, near, width=width, n_more=2, kernels=kernels, **sizes)
-    rig.run(requests)
-    first = true_logits(target, prompt)[:N_KNOWN].double().softmax(-1)
-    second = torch.stack([true_logits(target, [*prompt, t])[:N_KNOWN].double().softmax(-1) for t in range(N_KNOWN)])
-    law = first @ second
-    seen = Counter(request.output[1] for request in requests)
-    common = [token for token in range(N_KNOWN) if law[token] * n >= 5]
-    cells = [(seen[token], float(law[token]) * n) for token in common]
-    cells.append((n - sum(k for k, _ in cells), n - sum(e for _, e in cells)))
-    statistic = sum((k - e) ** 2 / e for k, e in cells)
-    assert (statistic - len(common)) / math.sqrt(2 * len(common)) < 3
-    assert rig.sources["draft"] > 0
+    rig = new_rig(under("rejection", method), target, near, width=width, n_more=2, kernels=kernels, **MANY)
+    check_law(rig, target, 300)

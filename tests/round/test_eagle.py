@@ -4,12 +4,9 @@ A draft that reads a wrong feature changes no token, so its proposals are compar
 heard of the text before.
 """
 
-import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,29 +16,21 @@ from saguaro import methods
 from saguaro.attention.sdpa import kv_indices
 from saguaro.config import SamplingParams
 from saguaro.draft.grow import TreeDrafter
-from saguaro.draft.policy import learnt
 from saguaro.draft.rows import DraftRow
 from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.link.inline import Inline
 from saguaro.model.eagle import Eagle
-from saguaro.model.transformer import Taps, Transformer
+from saguaro.model.transformer import Transformer
 from saguaro.round import DraftSide
-from saguaro.target.request import Request
 from saguaro.target.sampler import Sampler
 from saguaro.types import DRAFT, Features, Joined, Outcome, Speculation
 from tests.draft.config import new_config
 from tests.model.eagle_reference import watched
-from tests.round.eagles import TAPS, calm_model, near_eagle, random_eagle
-from tests.round.tabular import Clock, under
-from tests.round.test_conformance import MODEL_VARIANTS, N_REQUESTS, Rig, new_rig, variant
-from tests.target.test_round import N_KNOWN, SPEC, STYLES, Written, new_requests, true_logits, true_output
-
-
-@pytest.fixture(autouse=True)
-def _clock() -> Iterator[None]:
-    """Nothing here depends on how fast this machine is."""
-    with patch.object(learnt, "clock", Clock()):
-        yield
+from tests.round.eagles import calm_model, near_eagle, random_eagle
+from tests.round.features import ATTENDED, MANY, PLAIN, Forgets, accepted, check_law, one, whole
+from tests.round.tabular import under
+from tests.round.test_conformance import MODEL_VARIANTS, N_REQUESTS, new_rig, variant
+from tests.target.test_round import N_KNOWN, STYLES, new_requests, true_output
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +47,6 @@ def near(target: Transformer) -> Eagle:
 def truth(target: Transformer) -> list[list[int]]:
     """The outputs of new_requests(n=N_REQUESTS)."""
     return [true_output(target, request) for request in new_requests(n=N_REQUESTS)]
-
-
-def accepted(rig: Rig, requests: Sequence[Request]) -> tuple[list[list[int]], int]:
-    """The outputs, and how many speculated tokens were accepted."""
-    for request in requests:
-        rig.scheduler.add(request)
-    n_accepted = 0
-    while rig.scheduler.has_work:
-        n_accepted += sum(commit.k for commit in rig.play())
-    return [request.output for request in requests], n_accepted
-
-
-PLAIN = ("greedy", "warm")  # a captured draft knows temperatures, and no other rules
-ATTENDED = 1e-5  # the kernels' twins compute attention in float32
 
 
 class Checked(Inline):
@@ -127,10 +102,6 @@ class Checked(Inline):
         return whole(self.target, row.text)
 
 
-def one(value: int) -> Tensor:
-    return torch.tensor([value], dtype=torch.int64)
-
-
 def memory_of(side: DraftSide, slot: int) -> Tensor:  # [layers, n, 2 * H_kv, d]
     """The keys and values of a row's places."""
     drafter = side.drafter
@@ -144,15 +115,6 @@ def memory_of(side: DraftSide, slot: int) -> Tensor:  # [layers, n, 2 * H_kv, d]
 def new_side(draft: Eagle, kernels: Kernels | None = None, **settings: int) -> DraftSide:
     """A draft's side that drafts just in time."""
     return methods.draft_side(new_config(N_KNOWN, **settings), draft, kernels)
-
-
-@torch.inference_mode()
-def whole(target: Transformer, text: Sequence[int]) -> Tensor:
-    """The features of all tokens of a text but the last, from nothing."""
-    n = len(text) - 1
-    into = torch.empty(n, len(TAPS) * SPEC.hidden, dtype=torch.float64)
-    target(torch.tensor(text[:n]), torch.arange(n), Written(n), None, Taps(TAPS, into))
-    return into
 
 
 @pytest.mark.parametrize("method", ["sd", "ssd-uniform", "swiftspec", "ssd trees"])
@@ -234,16 +196,6 @@ def test_what_is_drafted_is_what_a_draft_says_that_reads_the_whole_text(
     assert link.n_with_gaps < link.n_checked
 
 
-class Forgets(Inline):
-    """Loses its rows and what was computed meanwhile, from time to time."""
-
-    n_rounds = 0
-
-    def is_fresh(self) -> bool:
-        self.n_rounds += 1
-        return self.n_rounds % 7 == 0
-
-
 @pytest.mark.parametrize("kernels", [None, plain_kernels()], ids=["eager", "captured"])
 @pytest.mark.parametrize("method", ["sd", "ssd-uniform"])
 def test_a_draft_that_lost_features_goes_on_without_them(
@@ -301,19 +253,5 @@ def test_rejection_at_temperature_0_gives_the_true_tokens(
 def test_rejection_at_temperature_1_keeps_the_targets_law(
     method: str, width: int, kernels: Kernels | None, target: Transformer, near: Eagle
 ) -> None:
-    """The second token of an output is the first that is speculated."""
-    n, prompt = 600, [3, 14, 15]
-    requests = [Request(f"r{i}", prompt, SamplingParams(max_tokens=3), 100 + i) for i in range(n)]
-    sizes: dict[str, Any] = {"max_rows": 200, "max_tokens": 4000, "n_pages": 2000, "draft_tokens": 9000, "lookahead": 2}
-    rig = new_rig(under("rejection", method), target, near, width=width, n_more=2, kernels=kernels, **sizes)
-    rig.run(requests)
-    first = true_logits(target, prompt)[:N_KNOWN].double().softmax(-1)
-    second = torch.stack([true_logits(target, [*prompt, t])[:N_KNOWN].double().softmax(-1) for t in range(N_KNOWN)])
-    law = first @ second
-    seen = Counter(request.output[1] for request in requests)
-    common = [token for token in range(N_KNOWN) if law[token] * n >= 5]
-    cells = [(seen[token], float(law[token]) * n) for token in common]
-    cells.append((n - sum(k for k, _ in cells), n - sum(e for _, e in cells)))
-    statistic = sum((k - e) ** 2 / e for k, e in cells)
-    assert (statistic - len(common)) / math.sqrt(2 * len(common)) < 3
-    assert rig.sources["draft"] > 0
+    rig = new_rig(under("rejection", method), target, near, width=width, n_more=2, kernels=kernels, **MANY)
+    check_law(rig, target, 600)

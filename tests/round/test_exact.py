@@ -156,7 +156,7 @@ def test_a_model_and_what_followed_earlier(method: str, fallback: str, rule: str
 def test_trees_of_what_followed_earlier(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Siblings that were not drawn: each is tried as if it were certain."""
     monkeypatch.setattr(free, "paying", lambda proposal, *_: (proposal, 0.0))  # all of them, whatever they cost
-    sizes = {"lookahead": 2, "width": 2, "nodes": 4, "max_tokens": 9}
+    sizes = {"lookahead": 2, "width": 2, "nodes": 4, "max_tokens": 8}
     found = check(Setting(under(rule, "sd", fallback="suffix"), TARGET, DRAFT, **sizes))  # type: ignore[arg-type]
     assert found.sources["suffix"] > 0
     assert max(found.lengths) > 2

@@ -23,9 +23,9 @@ from saguaro.kernels import rotary
 from saguaro.kernels.bundle import Kernels, plain_kernels
 from saguaro.model.transformer import Transformer
 from saguaro.types import RoundEvent
+from tests.clock import Clock
 from tests.round.dflashes import near_dflash
 from tests.round.eagles import calm_model, near_eagle
-from tests.round.tabular import Clock
 from tests.round.test_capturable import _noisy_all
 from tests.round.test_conformance import N_REQUESTS, new_rig, variant
 from tests.target.test_round import new_requests

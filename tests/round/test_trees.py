@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from saguaro.attention.sdpa import kv_indices
 from saguaro.config import SamplingParams
 from saguaro.draft import growth, tree
 from saguaro.draft.grow import TreeDrafter
-from saguaro.draft.policy import learnt
 from saguaro.draft.tree import Landing, Picked, Trees
 from saguaro.kv.memory import KVCache
 from saguaro.methods import METHODS
@@ -28,17 +26,10 @@ from saguaro.target.request import Request
 from saguaro.target.sampler import Sampler
 from saguaro.types import CACHE, RoundEvent
 from tests.draft.trees import Deepening, entries, expanded
-from tests.round.tabular import Clock, under
+from tests.round.tabular import under
 from tests.round.test_conformance import Rig, new_rig
 from tests.round.test_unprepared import KERNELS, PLAIN, Moody
 from tests.target.test_round import N_KNOWN, SPEC, Written, new_model, new_requests, true_output
-
-
-@pytest.fixture(autouse=True)
-def _clock() -> object:
-    """Nothing here depends on how fast this machine is."""
-    with patch.object(learnt, "clock", Clock()):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,11 @@ The tokens are the true ones, and a draft that is the target is always right: we
 taken for computed, or a branch taken for another, it would show in what is accepted.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from saguaro.algo.planning import Ahead, Planned
 from saguaro.draft import growth
 from saguaro.draft.grow import TreeDrafter
 from saguaro.draft.planner import Last
-from saguaro.draft.policy import learnt
 from saguaro.draft.policy.prepare import AlwaysPrepare
 from saguaro.draft.rows import DraftRow
 from saguaro.kernels.bundle import Kernels, plain_kernels
@@ -28,7 +26,7 @@ from saguaro.model.transformer import Transformer
 from saguaro.target.request import Request
 from saguaro.types import Joined, Outcome, RoundEvent
 from tests.draft.config import new_config
-from tests.round.tabular import Clock, under
+from tests.round.tabular import under
 from tests.round.test_conformance import N_REQUESTS, VARIANTS, Rig, new_rig, variant
 from tests.target.test_round import N_KNOWN, new_model, new_requests, true_output
 
@@ -50,13 +48,6 @@ class Moody(AlwaysPrepare):
         assert set(asked) <= set(known)
         self.decided.append(self._chance.random() < self._share)
         return self.decided[-1]
-
-
-@pytest.fixture(autouse=True)
-def _clock() -> Iterator[None]:
-    """Nothing here depends on how fast this machine is."""
-    with patch.object(learnt, "clock", Clock()):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from saguaro.serve.http.limits import ServerLimits
 from saguaro.serve.http.service import Service
 from saguaro.serve.isolated import Budget
 from saguaro.serve.vetted import VettedTemplates
-from tests.link.target import is_running, until
+from tests.link.target import AGES, is_running, until
 from tests.serve.http.driver import LONG, NAME, Running, running
 
 N = "range(99999)"
@@ -37,7 +37,7 @@ def test_a_template_that_takes_too_much_is_refused(
 ) -> None:
     monkeypatch.setattr(llm.engine.tokenizer.inner, "chat_template", template)
     with running(llm) as server, ThreadPoolExecutor(4) as clients:
-        _limit(server.service, replace(vetted.TEMPLATE, core_seconds=0.1, seconds=300.0))
+        _limit(server.service, replace(vetted.TEMPLATE, core_seconds=0.1, seconds=AGES))
         alone = server.complete(**LONG)["choices"][0]["text"]
         asked = [clients.submit(chat, server) for _ in range(4)]
         n_beside = 0
