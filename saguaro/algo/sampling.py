@@ -15,6 +15,7 @@ from saguaro import rng
 from saguaro.algo import tree
 
 NEVER = float("-inf")
+MOST = torch.finfo(torch.float32).max  # of a factor: a larger one is no float32
 REMOVED = 8.0  # subtracted by `rank` from the score of tokens that a rule removes
 
 
@@ -255,7 +256,7 @@ def penalise(
     """
     if repetition != 1:
         old = logits[seen]
-        by = torch.full_like(old, repetition)  # CUDA divides by a number as it multiplies by its reciprocal
+        by = torch.full_like(old, min(repetition, MOST))  # CUDA divides by a number as it multiplies by its reciprocal
         logits[seen] = torch.where(old > 0, old / by, old * by)
     if presence != 0 or frequency != 0:
         logits[written] -= presence + frequency * counts

@@ -94,10 +94,10 @@ def test_of_chains(
     rig = new_rig(model, link, lookahead=4, captured=captured, max_rows=5, caching=False, taps=TAPS)
     reader, requests = Reader(rig), new_requests(SIMPLE)
     for at, request in enumerate(requests):
-        object.__setattr__(request.params, "max_tokens", 5 + at)
-    assert rig.run(requests) == [output[: 5 + at] for at, output in enumerate(simple_truth)]
+        object.__setattr__(request.params, "max_tokens", 3 + at % 14)
+    assert rig.run(requests) == [output[: 3 + at % 14] for at, output in enumerate(simple_truth)]
     reader.check(model, requests)
-    assert (reader.n_followed > 10) == (captured is not None)
+    assert (reader.n_followed > 5) == (captured is not None)
 
 
 @pytest.mark.parametrize("captured", [None, (5, 8)], ids=["eager", "captured"])
