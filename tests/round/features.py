@@ -14,7 +14,7 @@ from saguaro.model.transformer import Taps, Transformer
 from saguaro.target.request import Request
 from tests.round.eagles import TAPS
 from tests.round.test_conformance import Rig
-from tests.target.test_round import N_KNOWN, SPEC, Written, true_logits
+from tests.target.test_round import N_KNOWN, SPEC, Written, new_requests, true_logits
 
 MANY: dict[str, Any] = {"max_rows": 200, "max_tokens": 4000, "n_pages": 2000, "draft_tokens": 9000, "lookahead": 2}
 PLAIN = ("greedy", "warm")  # a captured draft knows temperatures, and no other rules
@@ -52,6 +52,15 @@ class Forgets(Inline):
     def is_fresh(self) -> bool:
         self.n_rounds += 1
         return self.n_rounds % 7 == 0
+
+
+def check_captured(rig: Rig, truth: list[list[int]], *, prepares: bool) -> None:
+    """Steps as on a GPU give the true tokens, and the draft is of use."""
+    assert rig.round.verifier.runs_ahead
+    outputs, n_accepted = accepted(rig, new_requests(n=len(truth)))
+    assert outputs == truth
+    assert n_accepted > 0, "it is right now and then"
+    assert bool(rig.sources["cache"]) == prepares
 
 
 def check_law(rig: Rig, target: Transformer, n: int) -> None:

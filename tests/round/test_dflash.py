@@ -29,7 +29,7 @@ from tests.draft.config import new_config
 from tests.model.eagle_reference import watched
 from tests.round.dflashes import near_dflash, random_dflash
 from tests.round.eagles import calm_model
-from tests.round.features import ATTENDED, MANY, PLAIN, Forgets, accepted, check_law, one, whole
+from tests.round.features import ATTENDED, MANY, PLAIN, Forgets, accepted, check_captured, check_law, one, whole
 from tests.round.tabular import under
 from tests.round.test_conformance import N_REQUESTS, new_rig, variant
 from tests.target.test_round import N_KNOWN, STYLES, new_requests, true_output
@@ -123,11 +123,7 @@ def test_captured_steps_give_the_true_tokens(
     """As on a GPU, but that nothing is captured: of the target, and of the draft."""
     parts, given = variant(method)
     rig = new_rig(parts, target, near, **given, kernels=plain_kernels())
-    assert rig.round.verifier.runs_ahead
-    outputs, n_accepted = accepted(rig, new_requests(n=N_REQUESTS))
-    assert outputs == truth
-    assert n_accepted > 0, "it is right now and then"
-    assert bool(rig.sources["cache"]) == parts.prepares
+    check_captured(rig, truth, prepares=parts.prepares)
 
 
 @pytest.mark.parametrize("method", OTHERS)

@@ -27,7 +27,7 @@ from saguaro.types import DRAFT, Features, Joined, Outcome, Speculation
 from tests.draft.config import new_config
 from tests.model.eagle_reference import watched
 from tests.round.eagles import calm_model, near_eagle, random_eagle
-from tests.round.features import ATTENDED, MANY, PLAIN, Forgets, accepted, check_law, one, whole
+from tests.round.features import ATTENDED, MANY, PLAIN, Forgets, accepted, check_captured, check_law, one, whole
 from tests.round.tabular import under
 from tests.round.test_conformance import MODEL_VARIANTS, N_REQUESTS, new_rig, variant
 from tests.target.test_round import N_KNOWN, STYLES, new_requests, true_output
@@ -124,11 +124,7 @@ def test_captured_steps_give_the_true_tokens(
     """As on a GPU, but that nothing is captured: of the target, and of the draft."""
     parts, trees = variant(method)
     rig = new_rig(parts, target, near, **trees, kernels=plain_kernels())
-    assert rig.round.verifier.runs_ahead
-    outputs, n_accepted = accepted(rig, new_requests(n=N_REQUESTS))
-    assert outputs == truth
-    assert n_accepted > 0, "it is right now and then"
-    assert bool(rig.sources["cache"]) == parts.prepares
+    check_captured(rig, truth, prepares=parts.prepares)
 
 
 @pytest.mark.parametrize("method", MODEL_VARIANTS)
