@@ -38,11 +38,10 @@ def is_penalised(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
 
-@lru_cache(1024)
 def is_extreme(params: SamplingParams) -> bool:
     """Whether adjusted logits might not be finite."""
-    is_far = any(abs(bias) > EXTREME for bias in params.logit_bias.values())
-    return is_far or not 1 / EXTREME <= params.repetition_penalty <= EXTREME
+    furthest = max(map(abs, params.logit_bias.values()), default=0.0)
+    return furthest > EXTREME or not 1 / EXTREME <= params.repetition_penalty <= EXTREME
 
 
 def kinds_of(request: Request) -> int:
