@@ -32,7 +32,10 @@ from bench.workloads import read_prompts
 from saguaro.config import EngineConfig, SamplingParams
 from saguaro.engine.assembly import find_device
 from saguaro.engine.engine import Engine
+from saguaro.errors import ConfigError, SaguaroError
+from saguaro.measure.grown import SHAPES
 from saguaro.measure.grown_pair import GrownPair, encode, make_pair
+from saguaro.method import find_method
 
 CROWD_LENGTH = 128  # tokens of each prompt of a crowd
 DECODED = 24  # tokens of the row that decodes alone
@@ -67,6 +70,18 @@ class Args:
     profile: bool = False
     """Print where the device's time goes."""
     json: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("target", self.target, (*SHAPES, "smollm2")),
+            ("draft", self.draft, (*SHAPES, "smollm2", "drop:I,J,...")),
+        ):
+            if value not in known and not (name == "draft" and value.startswith("drop:")):
+                raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+        for cell in self.cells:
+            find_method(settings_of(cell)["method"])
+        if not self.lengths or min(self.lengths) <= CROWD_LENGTH // 8:
+            raise ConfigError(f"lengths is {self.lengths}; each must be more than {CROWD_LENGTH // 8} tokens")
 
 
 class Reader:
@@ -216,5 +231,14 @@ def _line(row: dict[str, Any]) -> str:
     )
 
 
+def run() -> int:
+    """The command."""
+    try:
+        return main(tyro.cli(Args))
+    except SaguaroError as e:
+        print(e, file=sys.stderr)
+        return 2
+
+
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(Args)))
+    sys.exit(run())
