@@ -142,3 +142,26 @@ def test_logits_that_are_not_finite_end_one_row(method: str, tmp_path: Path) -> 
                 has_said = ord("q") in output.token_ids[:19]  # the last is not read any more
                 is_broken = (output.finish_reason, output.stop_reason) == ("error", NOT_FINITE)
                 assert is_broken == (is_bad or has_said)
+
+
+@pytest.mark.parametrize("method", ["ar", "ssd"])
+def test_prompts_are_scored_as_on_a_cpu(method: str, tmp_path: Path) -> None:
+    """Every other prompt is scored, in parts, beside rows that decode in captured steps."""
+    folder = write_tiny(tmp_path, "llama")
+    scored = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1, prompt_logprobs=2)
+    plain = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    styles = [scored if at % 2 else plain for at in range(len(PROMPTS))]
+    with LLM(folder, method="ar", **{**SETTINGS, "device": "cpu"}) as on_cpu:
+        wanted = on_cpu.generate(PROMPTS, styles)
+    drafted: dict[str, Any] = {} if method == "ar" else {"draft": "drop:1", "lookahead": 3, "prepare": "always"}
+    with LLM(folder, method=method, **drafted, **SETTINGS) as llm:
+        found = llm.generate(PROMPTS, styles)
+    for at, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        assert one.token_ids == other.token_ids
+        assert (one.prompt_logprobs is None) == (other.prompt_logprobs is None) == (at % 2 == 0)
+        for mine, its in zip((one.prompt_logprobs or [])[1:], (other.prompt_logprobs or [])[1:], strict=True):
+            assert mine is not None
+            assert its is not None
+            assert (mine.token, mine.rank) == (its.token, its.rank)
+            assert mine.logprob == pytest.approx(its.logprob, abs=1e-4)
+            assert [value for _, value in mine.top] == pytest.approx([value for _, value in its.top], abs=1e-4)
