@@ -33,6 +33,7 @@ import tyro
 from torch import Tensor
 
 from bench.cells import settings_of
+from bench.columns import line_of
 from bench.workloads import read_prompts
 from saguaro.config import EngineConfig, SamplingParams, format_bytes
 from saguaro.engine.engine import Engine
@@ -86,9 +87,9 @@ class Report:
     def add(self, cell: dict[str, Any]) -> None:
         """Print and store a cell."""
         if not self.cells:
-            print(_line({name: name for name in COLUMNS}), flush=True)
+            print(line_of(COLUMNS), flush=True)
         self.cells.append(cell)
-        print(_line(cell), flush=True)
+        print(line_of(COLUMNS, cell), flush=True)
         self._write()
 
     def conclude(self) -> None:
@@ -324,19 +325,6 @@ def _seconds(call: Any) -> float:
     end.synchronize()
     del found
     return float(start.elapsed_time(end)) / 1e3
-
-
-def _line(cell: dict[str, Any]) -> str:
-    parts = []
-    for name, form in COLUMNS.items():
-        value = cell.get(name)
-        side_and_width = form.partition(".")[0]
-        parts.append(format("-", side_and_width) if value is None else _form(value, form))
-    return "  ".join(parts)
-
-
-def _form(value: object, form: str) -> str:
-    return format(value, form if isinstance(value, float) else form.partition(".")[0])
 
 
 if __name__ == "__main__":

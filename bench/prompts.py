@@ -28,6 +28,7 @@ import tyro
 from torch.profiler import ProfilerActivity, profile
 
 from bench.cells import settings_of
+from bench.columns import line_of
 from bench.workloads import read_prompts
 from saguaro.config import EngineConfig, SamplingParams
 from saguaro.engine.assembly import find_device
@@ -110,7 +111,7 @@ class Reader:
     def beside(self, length: int) -> tuple[float, float]:
         """Seconds per token of a row: alone, and while a prompt of this length is read."""
         row, n_tokens = self._engine.add(self.prompt(CROWD_LENGTH), _greedy(4096)), 0
-        alone, began = 0.0, time.perf_counter()
+        began = time.perf_counter()
         while n_tokens < DECODED:  # the first rounds are not counted
             n_new = self._step_of(row)
             if n_tokens == 0 and n_new:
@@ -144,13 +145,13 @@ def main(args: Args) -> int:
     with torch.inference_mode():
         pair, facts = make_pair(args.target, args.draft, [], device=device, dtype=args.dtype, epsilon=args.epsilon)
         text = [token for each in encode(pair.tokenizer, read_prompts(list(args.prompts), 64)) for token in each]
-        print("  ".join(format(name, form.partition(".")[0]) for name, form in COLUMNS.items()), flush=True)
+        print(line_of(COLUMNS), flush=True)
         found = []
         for cell in args.cells:
             engine = build(pair, cell, device, args)
             for row in measure(Reader(engine, text), cell, args):
                 found.append(row)
-                print(_line(row), flush=True)
+                print(line_of(COLUMNS, row), flush=True)
                 if args.json is not None:
                     args.json.write_text(json.dumps({**facts, "args": _words(args), "cells": found}, indent=1))
             if args.profile and cell == args.cells[0]:
@@ -222,13 +223,6 @@ def _greedy(n: int) -> SamplingParams:
 
 def _words(args: Args) -> dict[str, str]:
     return {name: str(value) for name, value in asdict(args).items()}
-
-
-def _line(row: dict[str, Any]) -> str:
-    return "  ".join(
-        format(row[name], form) if name in row else format("-", form.partition(".")[0])
-        for name, form in COLUMNS.items()
-    )
 
 
 def run() -> int:

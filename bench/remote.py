@@ -29,8 +29,10 @@ from typing import Any
 
 import tyro
 
+from bench.services import address_of, started_service
 from saguaro import LLM, SamplingParams
 from saguaro.cli.candidates import encoder
+from saguaro.errors import SaguaroError
 from saguaro.link.apart import Apart
 from saguaro.measure.metrics import Summary
 from saguaro.measure.prompts import read_prompts
@@ -162,19 +164,12 @@ def _service(command: Remote, at: str, key: Path, is_apart: bool) -> Iterator[No
     named = [] if command.draft is None else [command.draft]
     named += [] if command.model is None else ["--target", command.model]
     start = [*_in(THEIRS, is_apart), sys.executable, "-m", "saguaro", "draft", *named, *flags]
-    popen = subprocess.Popen(start, stderr=subprocess.PIPE, text=True)
-    assert popen.stderr is not None
-    try:
-        for line in popen.stderr:
-            if "serving the draft" in line:
-                break
-        else:
-            sys.exit("the service could not be started")
-        threading.Thread(target=popen.stderr.read, daemon=True).start()
+    with started_service(start) as service:
+        try:
+            address_of(service)
+        except SaguaroError as e:
+            sys.exit(str(e))
         yield
-    finally:
-        popen.terminate()
-        popen.wait()
 
 
 @contextmanager

@@ -5,7 +5,7 @@
     python -m bench.replay --target 32b --draft 0.6b --epsilon 0.27 --prompts DATA/*.jsonl --num-prompts 8 \\
         --max-tokens 96 --cells sd:8:8:31:8 ssd:8:8:31:8 --presets 32b 70b 8b --load 32b.json
     python -m bench.replay --target smollm2 --draft default --link process --cells sd:4 ssd:4 --verify-ms 40
-    python -m bench.replay --target smollm2 --draft default --link service --drafts 1 2 4 --batches 16 \
+    python -m bench.replay --target smollm2 --draft default --link service --drafts 1 2 4 --batches 16 \\
         --cells sd:4 ssd-uniform:4:8 --verify-ms 16
 
 Under shared noise the target's tokens are a function of (prompt, parameters, seed). First the real target writes them
@@ -44,6 +44,7 @@ import torch
 import tyro
 
 from bench.cells import settings_of
+from bench.columns import line_of
 from bench.gpu import counted_on, figures, wait_of
 from bench.recording import Recording, Source, load_recording, params_of, record
 from bench.replay_verifier import CapturedShape, ReplayVerifier, without_weights
@@ -200,9 +201,9 @@ class Report:
     def add(self, cell: dict[str, Any]) -> None:
         """Print and store a cell."""
         if not self.cells:
-            print(_line({name: name for name in COLUMNS}), flush=True)
+            print(line_of(COLUMNS), flush=True)
         self.cells.append(cell)
-        print(_line(cell), flush=True)
+        print(line_of(COLUMNS, cell), flush=True)
         self._write()
 
     def conclude(self) -> None:
@@ -484,16 +485,6 @@ def _words(numbers: tuple[int, ...]) -> str:
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
-
-
-def _line(cell: dict[str, Any]) -> str:
-    parts = []
-    for name, form in COLUMNS.items():
-        value, place = cell.get(name), form.partition(".")[0]
-        parts.append(
-            format("-", place) if value is None else format(value, form if isinstance(value, float) else place)
-        )
-    return "  ".join(parts)
 
 
 def run() -> int:

@@ -33,12 +33,13 @@ def draft_services(n: int, model: Sequence[str], *, threads: int = 1) -> Iterato
         key.write_text(os.urandom(32).hex())
         flags = ["--listen", "127.0.0.1:0", "--key-file", str(key), "--threads", str(threads), "--device", "cpu"]
         command = [sys.executable, "-m", "saguaro", "draft", *model, *flags]
-        started = [stack.enter_context(_ended(command)) for _ in range(n)]  # they load at the same time
-        yield Services(tuple(_address_of(each) for each in started), str(key))
+        started = [stack.enter_context(started_service(command)) for _ in range(n)]  # they load at the same time
+        yield Services(tuple(address_of(each) for each in started), str(key))
 
 
 @contextmanager
-def _ended(command: Sequence[str]) -> "Iterator[subprocess.Popen[str]]":
+def started_service(command: Sequence[str]) -> "Iterator[subprocess.Popen[str]]":
+    """A service that loads. It is ended with the block."""
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as popen:
         try:
             yield popen
@@ -46,7 +47,7 @@ def _ended(command: Sequence[str]) -> "Iterator[subprocess.Popen[str]]":
             popen.terminate()
 
 
-def _address_of(popen: "subprocess.Popen[str]") -> str:
+def address_of(popen: "subprocess.Popen[str]") -> str:
     """Wait until it serves. What it writes later is read and dropped, or it would stop at a full pipe."""
     assert popen.stderr is not None
     lines = []

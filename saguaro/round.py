@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from saguaro.draft.drafter import Drafter, Prepared
+from saguaro.draft.drafter import Drafter, Prepared, never
 from saguaro.draft.policy.ask import AlwaysAsk, Asks
 from saguaro.draft.policy.kept import Kept
 from saguaro.draft.policy.policy import Policy
@@ -21,11 +21,6 @@ from saguaro.target.scheduler import Batch, Commit, Scheduler, lookahead_limits
 from saguaro.types import DraftLink, DraftTimes, Interval, Joined, Observer, Outcome, Speculation
 
 now = time.perf_counter
-
-
-def never() -> bool:
-    """Always False."""
-    return False
 
 
 class Pending(Protocol):

@@ -51,6 +51,11 @@ class Drafter(Protocol):
         """Continue from a kept state."""
 
 
+def never() -> bool:
+    """Always False."""
+    return False
+
+
 class NoDrafter:
     """A drafter without a model. Prepares nothing."""
 

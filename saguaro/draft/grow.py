@@ -21,7 +21,7 @@ from torch import Tensor
 
 from saguaro.device.graphs import Moment, as_float, bucket, float_bits
 from saguaro.draft.chance import LEAST
-from saguaro.draft.drafter import Prepared
+from saguaro.draft.drafter import Prepared, never
 from saguaro.draft.growth import Growth, Shape
 from saguaro.draft.inputs import Inputs, inputs_of
 from saguaro.draft.planner import Planner
@@ -372,11 +372,6 @@ class Grown:
         """Device time; None on a CPU."""
         self.done.wait()
         return self.done.since(self.began)
-
-
-def never() -> bool:
-    """Always False."""
-    return False
 
 
 def _levels_of(line: Sequence[int], scores: Sequence[float], most: int) -> list[float]:  # [K]

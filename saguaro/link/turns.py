@@ -29,7 +29,7 @@ class Turns:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has a turn."""
+        """Whether no session computes."""
         return self._holder is None
 
     @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import bench.columns
 import bench.recording
 import bench.replay
 import bench.replay_verifier
@@ -347,6 +348,8 @@ def test_several_drafts(default_folder: Path, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("module", [bench.recording, bench.replay, bench.replay_verifier, bench.step_times])
+@pytest.mark.parametrize(
+    "module", [bench.columns, bench.recording, bench.replay, bench.replay_verifier, bench.step_times]
+)
 def test_examples(module: Any) -> None:
     assert doctest.testmod(module).failed == 0

@@ -71,7 +71,7 @@ class Host:
         return side, n_tokens
 
     def rest(self) -> None:
-        """Wait until what is prepared is complete."""
+        """Wait until the preparation is complete."""
         time.sleep(0.01)  # the reply is sent before the preparation begins
         until(lambda: self.service.is_idle)
 

@@ -158,7 +158,7 @@ def new_rig(method: Method, target: Transformer, draft: Transformer, **given: An
 
 
 def new_side(method: Method, draft: Transformer, setup: Setup) -> DraftSide:
-    """The draft's side; whoever reads memory that was never written gets NaN."""
+    """The draft's side. Memory that was never written holds NaN."""
     config = new_config(
         N_KNOWN,
         draft="a model" if method.needs_model else None,
