@@ -163,11 +163,12 @@ class DraftSide:
         kept: Kept | None = None,  # what was learnt before, and will be
         reads_prompts: bool = True,  # whether a text may be read before the target has emitted its first token
     ) -> None:
-        """Where draft and target share their threads, reading prompts early would delay first tokens."""
+        """Where draft and target share their threads, reading prompts early would delay first tokens. A draft that does
+        not read them early prepares nothing."""
         self.rows = DraftRows(start)
         self.drafter, self.policy = drafter, policy
         self._lookahead, self._n_vocab, self._read_s, self._kept = lookahead, n_vocab, read_s, kept
-        self._reads_prompts, self._prepares = reads_prompts, False
+        self._reads_prompts = reads_prompts
         self._is_awaited = False  # whether the last reply had any rows
         self._read_for_reply = 0.0  # seconds of reading before the last reply
         self._asked: list[DraftRow] = []
@@ -193,7 +194,8 @@ class DraftSide:
         self.policy.outcome(outcome, self.rows)
         self.rows.commit(outcome)
         self.drafter.settle(list(self.rows))
-        self._read_for_reply = self._read(never, self._read_s) if self._reads_late else 0.0
+        reads_now = not self._reads_prompts and self.policy.reads
+        self._read_for_reply = self._read(never, self._read_s) if reads_now else 0.0
         known = [(row, n) for slot, n in zip(slots, room, strict=True) if (row := self.rows.get(slot)) is not None]
         wanted = [(row, min(n, self._lookahead)) for row, n in known if n > 0]
         missed = self.drafter.serve(outcome, wanted)
@@ -209,7 +211,7 @@ class DraftSide:
     def prepare(self, is_late: Callable[[], bool] = never) -> None:
         """Read texts that are behind, and prepare for likely outcomes. Stops early when the outcome arrives."""
         began, self._made = now(), None
-        prepares = self._prepares = self.drafter.prepares and self.policy.prepares(self._asked, self.rows)
+        prepares = self.drafter.prepares and self.policy.prepares(self._asked, self.rows)
         read_s = self._read_for_reply
         if self._reads_prompts and (prepares or self.policy.reads):
             read_s = self._read(is_late, self._read_s if self._is_awaited else math.inf)
@@ -225,11 +227,6 @@ class DraftSide:
         """Write what was learnt, if there is a file for it."""
         if self._kept is not None and self.policy.learnt.is_sure:
             self._kept.write({"policy": self.policy.state(), "drafter": self.drafter.state()})
-
-    @property
-    def _reads_late(self) -> bool:
-        """Whether texts are read before a reply, once their first token is out."""
-        return not self._reads_prompts and (self._prepares or self.policy.reads)
 
     def _read(self, is_late: Callable[[], bool], most_s: float) -> float:
         """Read texts that are behind, for about so many seconds at most. Returns the seconds that it took."""
